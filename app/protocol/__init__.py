@@ -1,0 +1,1 @@
+"""The bodies of requests and responses, as the API documents describe them."""

@@ -1,0 +1,1 @@
+"""Continuous batching on one device: plain torch and transformers, neither Ray nor FastAPI."""

@@ -1,0 +1,44 @@
+"""Tiny models and their expected greedy answers, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from tests.deployments.engine.engine_harness import LoadedModel, load_twice
+from tests.deployments.engine.parity import ParityCase, random_case
+from tests.tiny_models import Kind, build_model
+
+LoadTiny = Callable[[Kind, bool], LoadedModel]
+MakeCase = Callable[[Kind, bool], ParityCase]
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadTiny:
+    """Float32 tiny models by kind and whether input and output embeddings are tied."""
+
+    @cache
+    def load(kind: Kind, tied: bool) -> LoadedModel:
+        folder = tmp_path_factory.mktemp("tiny") / f"{kind}-{tied}"
+        build_model(folder, kind, tied=tied)
+        return load_twice(str(folder))
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def make_case(load_tiny: LoadTiny) -> MakeCase:
+    """Random prompts and what `generate` answers to each of them."""
+    return cache(lambda kind, tied: random_case(load_tiny(kind, tied), 50 if kind == "llama" else 20))
+
+
+@pytest.fixture(scope="session")
+def llama(load_tiny: LoadTiny) -> LoadedModel:
+    return load_tiny("llama", False)
+
+
+@pytest.fixture(scope="session")
+def llama_case(make_case: MakeCase) -> ParityCase:
+    return make_case("llama", False)

@@ -1,0 +1,120 @@
+"""Greedy answers in five settings, which all have to equal what transformers' `generate` answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.engine.engine import EngineStats
+from tests.deployments.engine.engine_harness import Harness, LoadedModel, build_harness
+
+_LONGEST_PROMPT = 150
+_MOST_TOKENS = 24
+BLOCK_SIZE = 8
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """Prompts and the tokens that `generate` gives for each of them alone."""
+
+    loaded: LoadedModel
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+    @property
+    def longest(self) -> int:
+        return max(len(p) + len(e) for p, e in zip(self.prompts, self.expected, strict=True))
+
+
+def make_parity_case(loaded: LoadedModel, prompts: list[list[int]], num_tokens: list[int]) -> ParityCase:
+    return ParityCase(loaded, prompts, [loaded.generate(p, n) for p, n in zip(prompts, num_tokens, strict=True)])
+
+
+def random_case(loaded: LoadedModel, num_prompts: int) -> ParityCase:
+    """Prompts of 1 to 150 random tokens, the shortest and the longest included."""
+    rng = random.Random(0)
+    lengths = [1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, _LONGEST_PROMPT]
+    lengths += [rng.randint(1, _LONGEST_PROMPT) for _ in range(num_prompts - len(lengths))]
+    prompts = [[rng.randrange(loaded.info.vocab_size) for _ in range(length)] for length in lengths]
+    return make_parity_case(loaded, prompts, [rng.randint(1, _MOST_TOKENS) for _ in prompts])
+
+
+def _answer(harness: Harness, case: ParityCase, indices: list[int], tag: str) -> None:
+    requests = [
+        harness.request(f"{tag}-{i}", case.prompts[i], max_tokens=len(case.expected[i])) for i in indices
+    ]
+    harness.submit(*requests)
+
+
+def _check(harness: Harness, case: ParityCase, tag: str) -> None:
+    for i, expected in enumerate(case.expected):
+        found = harness.outputs.tokens(f"{tag}-{i}")
+        assert found == expected, f"prompt {i} of {len(case.prompts[i])} tokens"
+
+
+def alone(harness: Harness, case: ParityCase) -> None:
+    """One after another."""
+    for i in range(len(case.prompts)):
+        _answer(harness, case, [i], "alone")
+        harness.drain()
+    _check(harness, case, "alone")
+
+
+def joining(harness: Harness, case: ParityCase) -> None:
+    """Requests join at random steps, next to others that are cut off at random steps."""
+    rng = random.Random(1)
+    left = list(range(len(case.prompts)))
+    rng.shuffle(left)
+    strangers: list[str] = []
+    while left or harness.busy:
+        if left and (rng.random() < 0.3 or not harness.busy):
+            group = [left.pop() for _ in range(min(len(left), rng.randint(1, 6)))]
+            _answer(harness, case, group, "joining")
+            prompt = rng.choice(case.prompts)
+            harness.submit(harness.request(f"stranger-{len(left)}", prompt, max_tokens=50))
+            strangers.append(f"stranger-{len(left)}")
+        if strangers and rng.random() < 0.2:
+            harness.engine.abort(strangers.pop(rng.randrange(len(strangers))))
+        harness.step()
+    harness.drain()
+    _check(harness, case, "joining")
+
+
+def repeated(harness: Harness, case: ParityCase) -> None:
+    """Everything twice, so that the second time finds the blocks of the first."""
+    for tag in ("first", "second"):
+        _answer(harness, case, list(range(len(case.prompts))), tag)
+        harness.drain()
+        _check(harness, case, tag)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to drive the engine, its configuration, and what must have happened by the end."""
+
+    run: Callable[[Harness, ParityCase], None]
+    config: dict[str, Any]
+    happened: Callable[[EngineStats], bool] = lambda stats: stats.num_steps > 0
+    scarce: bool = False
+
+
+SETTINGS = {
+    "alone": Setting(alone, {"enable_prefix_caching": False}),
+    "joining": Setting(joining, {"max_num_seqs": 16}),
+    "chunked": Setting(joining, {"max_prefill_chunk": 7, "max_num_batched_tokens": 64}),
+    "prefix hits": Setting(repeated, {}, lambda stats: stats.prefix_hits > 0),
+    "preempted": Setting(joining, {}, lambda stats: stats.num_preemptions > 0, scarce=True),
+}
+
+
+def assert_parity(case: ParityCase, setting: Setting, backend: str) -> None:
+    longest = case.longest + 50  # the strangers of `joining`
+    needed = -(-longest // BLOCK_SIZE)
+    config: dict[str, Any] = {"block_size": BLOCK_SIZE, "attention_backend": backend, **setting.config}
+    if setting.scarce:
+        config |= {"max_model_len": longest}
+    harness = build_harness(case.loaded, num_blocks=needed + 2 if setting.scarce else 2048, **config)
+    setting.run(harness, case)
+    assert setting.happened(harness.engine.stats())
