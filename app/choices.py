@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from deployments.engine.request import FinishReason
 from deployments.wire import GenerateRequest, TextChunk
@@ -69,7 +70,7 @@ def _checked(chunk: TextChunk) -> TextChunk:
     return chunk
 
 
-async def _cancel(tasks: Sequence[asyncio.Future[object]] | Sequence[asyncio.Future[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,7 +13,9 @@ from .dialects import DialectName
 class ApiConfig(Settings):
     """How the HTTP API speaks."""
 
-    dialect: DialectName = Field("pypto-serving", description="where the API documents differ, which one holds")
+    dialect: DialectName = Field(
+        "pypto-serving", description="where the API documents differ, which one holds"
+    )
     owned_by: str = Field("servegraph", description="owner shown by /v1/models")
     max_choices: int = Field(128, gt=0, description="prompts times n in one request")
     health_timeout_s: float = Field(2.0, gt=0, description="seconds a replica has to answer /health")

@@ -1,11 +1,11 @@
 """What can go wrong with a request, and how each dialect says it.
 
-    ApiError
-    ├── InvalidRequest      400  the server cannot do what the request asks
-    │   └── ModelNotFound   404
-    ├── Overloaded          429 / 503 with Retry-After
-    └── ServerError         500  the request was right, the server failed
-        └── Unavailable     503  no replica can serve now
+ApiError
+├── InvalidRequest      400  the server cannot do what the request asks
+│   └── ModelNotFound   404
+├── Overloaded          429 / 503 with Retry-After
+└── ServerError         500  the request was right, the server failed
+    └── Unavailable     503  no replica can serve now
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Generator:
         num_choices = body.n or 1
         if len(prompts) * num_choices > self.api.max_choices:
             raise InvalidRequest(
-                f"{len(prompts)} prompts times n={num_choices} is above the limit of {self.api.max_choices} choices",
+                f"{len(prompts)} prompts times n={num_choices} is more than {self.api.max_choices} choices",
                 param="n",
             )
         encoded = await asyncio.gather(*(self._encode(prompt, model) for prompt in prompts))
@@ -99,7 +99,8 @@ class Generator:
             for token in (min(prompt), max(prompt)):
                 if not 0 <= token < model.info.vocab_size:
                     raise InvalidRequest(
-                        f"prompt: {token} is not a token id from 0 to {model.info.vocab_size - 1}", param="prompt"
+                        f"prompt: {token} is not a token id from 0 to {model.info.vocab_size - 1}",
+                        param="prompt",
                     )
             return prompt
         encoded = await self.graph.encode(prompt)
@@ -127,7 +128,7 @@ def _choice_requests(
     model: ServedModel,
 ) -> list[GenerateRequest]:
     """Choices in the API's order: all of the first prompt, then all of the second."""
-    requests = []
+    requests: list[GenerateRequest] = []
     for prompt_ids in encoded:
         params = cap_to_context(sampling.params, len(prompt_ids), model.max_model_len)
         for seed in islice(sampling.seeds(), num_choices):

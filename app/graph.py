@@ -36,7 +36,9 @@ class Graph(Protocol):
 class RayGraph:
     """The graph over Serve's handles. Whoever stops waiting for an answer cancels the call behind it."""
 
-    def __init__(self, tokenizer: DeploymentHandle, model_replica: DeploymentHandle, health_timeout_s: float) -> None:
+    def __init__(
+        self, tokenizer: DeploymentHandle, model_replica: DeploymentHandle, health_timeout_s: float
+    ) -> None:
         self._tokenizer = tokenizer
         self._model_replica = model_replica
         self._streaming = model_replica.options(stream=True)

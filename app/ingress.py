@@ -13,7 +13,6 @@ from .graph import RayGraph
 from .server import create_app
 
 
-@serve.deployment(max_ongoing_requests=2000, graceful_shutdown_timeout_s=120)
 @serve.ingress()
 class Ingress:
     def __init__(self, api: ApiConfig, tokenizer: DeploymentHandle, model_replica: DeploymentHandle) -> None:

@@ -14,7 +14,6 @@ from .dialects import Dialect
 from .errors import InvalidRequest
 from .protocol.base import GenerationBody
 
-
 Value = TypeVar("Value")
 
 
@@ -64,8 +63,8 @@ def cap_to_context(params: SamplingParams, prompt_len: int, max_model_len: int) 
     room = max_model_len - prompt_len
     if room < 1:
         raise InvalidRequest(
-            f"The prompt has {prompt_len} tokens, but this model's maximum context length is {max_model_len} tokens "
-            "and at least one is needed for the output",
+            f"The prompt has {prompt_len} tokens, but this model's maximum context length is {max_model_len} "
+            "tokens and at least one is needed for the output",
             param="messages",
             code="context_length_exceeded",
         )
@@ -77,7 +76,9 @@ def cap_to_context(params: SamplingParams, prompt_len: int, max_model_len: int) 
 def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens ({min_tokens}) is above the maximum of {max_tokens} tokens", param="min_tokens")
+        raise InvalidRequest(
+            f"min_tokens ({min_tokens}) is above the maximum of {max_tokens} tokens", param="min_tokens"
+        )
     return min_tokens
 
 
@@ -85,7 +86,9 @@ def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float
     bias = []
     for key, value in (body.logit_bias or {}).items():
         if not (key.isascii() and key.isdigit()) or not _in_vocabulary(key, vocab_size):
-            raise InvalidRequest(f"logit_bias: '{key[:32]}' is not a token id from 0 to {vocab_size - 1}", param="logit_bias")
+            raise InvalidRequest(
+                f"logit_bias: '{key[:32]}' is not a token id from 0 to {vocab_size - 1}", param="logit_bias"
+            )
         bias.append((int(key), value))
     return tuple(bias)
 
@@ -99,7 +102,8 @@ def _stop_token_ids(body: GenerationBody, vocab_size: int) -> tuple[int, ...]:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
-                f"stop_token_ids: {token} is not a token id from 0 to {vocab_size - 1}", param="stop_token_ids"
+                f"stop_token_ids: {token} is not a token id from 0 to {vocab_size - 1}",
+                param="stop_token_ids",
             )
     return ids
 

@@ -46,7 +46,14 @@ def _handle_errors(app: FastAPI, dialect: Dialect) -> None:
     async def rejected(_: Request, error: HTTPException) -> JsonResponse:
         body: dict[str, Any] = {"detail": error.detail}
         if dialect.openai_errors:
-            body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}}
+            body = {
+                "error": {
+                    "message": error.detail,
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": None,
+                }
+            }
         return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))
 
     @app.exception_handler(Exception)

@@ -28,9 +28,10 @@ from .wire import GenerateRequest, TextChunk
 logger = logging.getLogger("ray.serve")
 
 
-@serve.deployment(max_ongoing_requests=512, health_check_period_s=5, graceful_shutdown_timeout_s=120)
 class ModelReplica:
-    async def __init__(self, model: ModelConfig, engine: EngineConfig, admission: AdmissionConfig) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, model: ModelConfig, engine: EngineConfig, admission: AdmissionConfig
+    ) -> None:
         self._sessions: dict[str, Session] = {}
         self._loop = asyncio.get_running_loop()
         self._max_batch_tokens = admission.max_batch_tokens
@@ -47,7 +48,9 @@ class ModelReplica:
         weights = load_model(model, dtype, device, IMPLEMENTATION_NAME)
         self._engine = Engine(config, weights, describe(model, tokenizer), self._publish)
         self._engine.start()
-        logger.info("serving %s on %s in %s with %d threads", model.source, device, dtype, torch.get_num_threads())
+        logger.info(
+            "serving %s on %s in %s with %d threads", model.source, device, dtype, torch.get_num_threads()
+        )
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TextChunk]:
         """Text as it is generated; the last chunk has the finish reason."""
@@ -121,4 +124,3 @@ class ModelReplica:
             session = self._sessions.get(output.request_id)
             if session is not None and session.receive(output):
                 self._engine.abort(output.request_id)
-

@@ -27,7 +27,6 @@ _INLINE_CHARACTERS = 20_000
 _CHARACTERS_PER_TOKEN = 4
 
 
-@serve.deployment(max_ongoing_requests=1000)
 class Tokenizer:
     def __init__(self, model: ModelConfig, engine: EngineConfig, config: TokenizerConfig) -> None:
         self._tokenizer = load_tokenizer(model)
@@ -82,16 +81,18 @@ class Tokenizer:
         if len(text) > self._longest_token * self._max_model_len:
             return Encoded(
                 [],
-                f"the prompt has {len(text)} characters, at least {len(text) // self._longest_token} tokens, but the "
-                f"maximum context length is {self._max_model_len} tokens",
+                f"the prompt has {len(text)} characters, at least {len(text) // self._longest_token} tokens, "
+                f"but the maximum context length is {self._max_model_len} tokens",
             )
         return text
 
     def _apply_template(self, prompt: Prompt) -> str:
         if not self._tokenizer.chat_template:
-            raise ValueError("this model has no chat template; use /v1/completions or set model.chat_template")
+            raise ValueError(
+                "this model has no chat template; use /v1/completions or set model.chat_template"
+            )
         rendered: str = self._tokenizer.apply_chat_template(
-            prompt.messages, tokenize=False, add_generation_prompt=True, **prompt.template_kwargs
+            prompt.messages, tokenize=False, add_generation_prompt=True, **(prompt.template_kwargs or {})
         )
         return rendered
 

@@ -37,4 +37,6 @@ def fast_handle(handle: DeploymentHandle) -> DeploymentHandle:
             SINGLE_LOOP_ENV,
         )
         return handle
-    return handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+    return handle.options(
+        _by_reference=False, request_serialization="pickle", response_serialization="pickle"
+    )

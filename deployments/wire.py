@@ -13,7 +13,7 @@ class Prompt(NamedTuple):
 
     messages: list[dict[str, Any]] | None
     text: str | None = None
-    template_kwargs: dict[str, Any] = {}
+    template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
 

@@ -42,7 +42,9 @@ class GenerationBody(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None
+    ) = None
     user: str | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="a lower number is served earlier")
 

@@ -33,8 +33,8 @@ class CompletionBody(GenerationBody):
         if isinstance(prompt, str):
             return [prompt]
         if isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]  # a list of ids is one prompt
-        return list(prompt)  # type: ignore[arg-type]
+            return [prompt]  # a list of ids is one prompt
+        return list(prompt)
 
 
 def completion_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:

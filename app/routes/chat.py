@@ -17,7 +17,14 @@ from ..protocol.chat import ChatBody, chat_choice, delta_choice
 from ..sse import event_stream
 from ..strict_json import JsonResponse, StrictRoute
 
-_RESERVED_TEMPLATE_KWARGS = {"tools", "messages", "conversation", "tokenize", "add_generation_prompt", "chat_template"}
+_RESERVED_TEMPLATE_KWARGS = {
+    "tools",
+    "messages",
+    "conversation",
+    "tokenize",
+    "add_generation_prompt",
+    "chat_template",
+}
 
 
 def chat_router(generator: Generator) -> APIRouter:
@@ -47,8 +54,10 @@ def _prompt(body: ChatBody, dialect: Dialect) -> Prompt:
     raise InvalidRequest(f"messages{alternative} must be given and not be empty", param="messages")
 
 
-def _template_kwargs(body: ChatBody) -> dict[str, Any]:
-    kwargs = body.chat_template_kwargs or {}
+def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
+    kwargs = body.chat_template_kwargs
+    if kwargs is None:
+        return None
     if reserved := _RESERVED_TEMPLATE_KWARGS & kwargs.keys():
         raise InvalidRequest(
             f"chat_template_kwargs may not set {sorted(reserved)[0]}", param="chat_template_kwargs"

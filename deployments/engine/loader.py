@@ -84,8 +84,8 @@ def describe(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ModelIn
     generation_file = _read_generation_file(folder)
     eos_sources = (
         tokenizer.eos_token_id,
-        model_config.eos_token_id,
-        text_config.eos_token_id,
+        model_config.to_dict().get("eos_token_id"),  # not every class of configuration has the attribute
+        text_config.to_dict().get("eos_token_id"),
         generation_file.get("eos_token_id"),
     )
     return ModelInfo(

@@ -62,9 +62,7 @@ def _bans(requests: Sequence[Request], eos_token_ids: Iterable[int]) -> Iterable
             yield row, tokens, np.full(len(tokens), -np.inf)
 
 
-def _flatten(
-    edits: Sequence[_Edit], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _flatten(edits: Sequence[_Edit], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = np.repeat([row for row, _, _ in edits], [len(tokens) for _, tokens, _ in edits])
     tokens = np.concatenate([tokens for _, tokens, _ in edits]).astype(np.int64)
     values = np.concatenate([values for _, _, values in edits]).astype(np.float32)

@@ -24,7 +24,10 @@ def _splitmix64(value: int) -> int:
 
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
     """Two 32-bit keys for each row, [N, 2] int32, from its seed and output position."""
-    words = [_splitmix64(_splitmix64(seed & _MASK64) ^ position) for seed, position in zip(seeds, positions, strict=True)]
+    words = [
+        _splitmix64(_splitmix64(seed & _MASK64) ^ position)
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
     return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int32).reshape(-1, 2))
 
 

@@ -45,14 +45,14 @@ def resolve_max_model_len(config: EngineConfig, model_maximum: int) -> int:
     """Tokens of prompt and output together that one request may have."""
     if config.max_model_len is not None and config.max_model_len > model_maximum:
         raise ValueError(
-            f"engine.max_model_len is {config.max_model_len}, but the model was made for {model_maximum} tokens"
+            f"engine.max_model_len is {config.max_model_len}, but the model's maximum is {model_maximum}"
         )
     return config.max_model_len or model_maximum
 
 
 def _npu_available() -> bool:
     try:
-        import torch_npu  # type: ignore[import-not-found]  # noqa: F401  (registers torch.npu)
+        import torch_npu  # noqa: F401  (registers torch.npu)
     except ImportError:
         return False
-    return bool(torch.npu.is_available())
+    return bool(torch.get_device_module("npu").is_available())

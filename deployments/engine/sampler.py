@@ -11,7 +11,7 @@ from .noise import gumbel, row_keys
 from .request import Request, SamplingParams
 
 _TRUNCATION_WIDTH = 1024
-"""Top-p and min-p look at this many leading tokens first; the whole row is sorted only if they reach further."""
+"""Top-p and min-p look at this many leading tokens first; only if they reach further is the row sorted."""
 
 
 class Sampler:
@@ -50,7 +50,7 @@ def _sample_rows(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Ten
 
 
 def _truncate(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidates [N, W] in falling order and their logits, -inf where top-k, top-p or min-p leaves them out."""
+    """Logits [N, W] in falling order, -inf where top-k, top-p or min-p leaves them out, and their tokens."""
     vocab_size = logits.shape[1]
     limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     open_width = max((min(limit, _TRUNCATION_WIDTH) for limit in limits), default=0)

@@ -57,7 +57,9 @@ class SdpaPlan:
 
     def attend(self, query: torch.Tensor, cache: KVTensors, params: AttentionParams) -> torch.Tensor:
         if params.softcap is not None:
-            raise NotImplementedError("the sdpa backend has no logit soft cap; use attention_backend: reference")
+            raise NotImplementedError(
+                "the sdpa backend has no logit soft cap; use attention_backend: reference"
+            )
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in self.groups:
             result = _attend_group(query, cache, group, params)
@@ -121,7 +123,8 @@ class SdpaBackend:
 
 
 def _log2_ceil(values: np.ndarray) -> np.ndarray:
-    return np.ceil(np.log2(values)).astype(np.int64)
+    exponents: np.ndarray = np.ceil(np.log2(values)).astype(np.int64)
+    return exponents
 
 
 def create(device: torch.device, dtype: torch.dtype) -> SdpaBackend:

