@@ -37,11 +37,11 @@ def convert_gguf(file: Path, sha256: str, cache: Path) -> Path:
         try:
             with _bars_for_people():
                 _convert(file, prepared)
-        except Exception as error:  # transformers reports an unreadable file with whatever its parser met
+        except Exception as error:  # the parsers raise whatever a damaged file leads them to
             raise ModelSourceError(
-                f"transformers {release} cannot read {file}: {type(error).__name__}: {error}. The file may "
-                "be damaged or of an architecture it does not know; try another file of the model, or its "
-                "hub id."
+                f"transformers {release} cannot convert {file}: {type(error).__name__}: {error}. If the disk "
+                f"of {cache} is not full, the file is damaged or of an architecture that transformers does "
+                "not know; try another file of the model, or its hub id."
             ) from error
         marker = {"file": file.name, "sha256": sha256, "transformers": release}
         (prepared / MARKER).write_text(json.dumps(marker))

@@ -10,7 +10,8 @@ import httpx
 from app.config import ApiConfig
 from app.dialects import DIALECTS, DialectName
 from app.server import create_app
-from tests.app.scripted_graph import Script, ScriptedGraph, TokenizerReplica
+from deployments.tokenizer import Tokenizer
+from tests.app.scripted_graph import Script, ScriptedGraph
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -29,7 +30,7 @@ class Api:
     """One app over a scripted graph. Without scripts every choice answers "Hello world" and EOS."""
 
     def __init__(
-        self, tokenizer: TokenizerReplica, dialect: DialectName, *scripts: Script, max_choices: int = 128, **graph: Any
+        self, tokenizer: Tokenizer, dialect: DialectName, *scripts: Script, max_choices: int = 128, **graph: Any
     ) -> None:
         self.dialect = DIALECTS[dialect]
         self.schema_status = 400 if self.dialect.openai_errors else 422
@@ -39,7 +40,7 @@ class Api:
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None)
 
     @staticmethod
-    def ids(tokenizer: TokenizerReplica, text: str) -> list[int]:
+    def ids(tokenizer: Tokenizer, text: str) -> list[int]:
         ids: list[int] = tokenizer._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

@@ -11,23 +11,23 @@ from app.dialects import DialectName
 from deployments.engine.config import EngineConfig, ModelConfig
 from deployments.config import TokenizerConfig
 from tests.app.api import Api
-from tests.app.scripted_graph import TokenizerReplica
+from deployments.tokenizer import Tokenizer
 from tests.tiny_models import build_tokenizer, tiny_config
 
 MakeApi = Callable[..., Api]
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TokenizerReplica:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """The real Tokenizer deployment's class over the tiny byte-level tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tiny_config("llama", build_tokenizer(folder), tied=False).save_pretrained(folder)
     model = ModelConfig(source=str(folder), served_name="tiny")
-    return TokenizerReplica(model, EngineConfig(max_model_len=256), TokenizerConfig())
+    return Tokenizer(model, EngineConfig(max_model_len=256), TokenizerConfig())
 
 
 @pytest.fixture
-def make_api(tokenizer: TokenizerReplica) -> MakeApi:
+def make_api(tokenizer: Tokenizer) -> MakeApi:
     return lambda dialect, *scripts, **graph: Api(tokenizer, dialect, *scripts, **graph)
 
 

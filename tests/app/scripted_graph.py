@@ -15,8 +15,6 @@ from deployments.session import Session
 from deployments.tokenizer import Tokenizer
 from deployments.wire import Encoded, GenerateRequest, Prompt, ServedModel, TextChunk
 
-TokenizerReplica = Tokenizer.func_or_class  # the class that Serve's decorator wraps
-
 
 @dataclass(frozen=True)
 class Script:
@@ -37,7 +35,7 @@ class Script:
 class ScriptedGraph:
     """Choice i follows script i (they repeat when there are more choices). Records all it is asked."""
 
-    tokenizer: TokenizerReplica
+    tokenizer: Tokenizer
     scripts: Sequence[Script]
     generation: GenerateConfig | None = None
     ready: bool = True

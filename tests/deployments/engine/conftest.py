@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
+import torch
 
 from tests.deployments.engine.engine_harness import LoadedModel, load_twice
 from tests.deployments.engine.parity import ParityCase, random_case
@@ -13,6 +14,15 @@ from tests.tiny_models import Kind, build_model
 
 LoadTiny = Callable[[Kind, bool], LoadedModel]
 MakeCase = Callable[[Kind, bool], ParityCase]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny kernels gain nothing from a second thread, and wait long for it on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

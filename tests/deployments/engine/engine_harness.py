@@ -161,7 +161,7 @@ def build_harness(
     loaded: LoadedModel, *, num_blocks: int = 512, info: ModelInfo | None = None, **config: Any
 ) -> Harness:
     """An engine that is not started: tests step it, or call `harness.engine.start()`."""
-    settings: dict[str, Any] = {"warmup": False, "block_size": 8, **config}
+    settings: dict[str, Any] = {"warmup": False, "block_size": 8, "num_threads": 1, **config}
     memory = kv_memory_gb(loaded.paged, num_blocks, settings["block_size"])
     outputs = Collector()
     engine_config = EngineConfig(kv_cache_memory_gb=memory, **settings)

@@ -11,7 +11,7 @@ from deployments.engine.engine import EngineStats
 from tests.deployments.engine.engine_harness import Harness, LoadedModel, build_harness
 
 _LONGEST_PROMPT = 150
-_MOST_TOKENS = 24
+_MOST_TOKENS = 16
 BLOCK_SIZE = 8
 
 
@@ -115,6 +115,6 @@ def assert_parity(case: ParityCase, setting: Setting, backend: str) -> None:
     config: dict[str, Any] = {"block_size": BLOCK_SIZE, "attention_backend": backend, **setting.config}
     if setting.scarce:
         config |= {"max_model_len": longest}
-    harness = build_harness(case.loaded, num_blocks=needed + 2 if setting.scarce else 2048, **config)
+    harness = build_harness(case.loaded, num_blocks=needed + 2 if setting.scarce else 1024, **config)
     setting.run(harness, case)
     assert setting.happened(harness.engine.stats())

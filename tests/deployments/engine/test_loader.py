@@ -16,7 +16,7 @@ from deployments.engine.sources import ModelSourceError
 from tests.tiny_models import KINDS, MAX_POSITIONS, Kind, build_model
 
 CPU = torch.device("cpu")
-BUILT_IN = {
+BUILT_IN: dict[str, Any] = {
     "max_new_tokens": 256,
     "temperature": 0.0,
     "top_p": 1.0,
@@ -154,7 +154,9 @@ def test_a_generation_config_that_is_not_json_is_refused(folder: Path) -> None:
 def test_a_chat_template_file_replaces_the_tokenizers(folder: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(
-        "{% for message in messages %}{% generation %}[{{ message['content'] }}]{% endgeneration %}{% endfor %}"
+        "{% for message in messages %}"
+        "{% generation %}[{{ message['content'] }}]{% endgeneration %}"
+        "{% endfor %}"
     )
     tokenizer = load_tokenizer(ModelConfig(source=str(folder), chat_template=template))
     messages = [{"role": "user", "content": "hello"}]

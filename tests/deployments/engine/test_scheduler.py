@@ -132,7 +132,7 @@ def test_admission_holds_back_one_block_for_each_running_stream() -> None:
     assert driver.scheduler.num_preemptions == 0
 
 
-def test_small_requests_that_keep_coming_do_not_starve_a_prompt_in_progress() -> None:
+def test_small_requests_that_keep_coming_do_not_overtake_a_prompt_in_progress() -> None:
     """They must not be admitted into the blocks that the rest of the prompt needs."""
     driver = SchedulerDriver(num_blocks=40, block_size=4, max_num_batched_tokens=64, max_prefill_chunk=32)
     long = driver.add(150)
