@@ -96,7 +96,10 @@ class Engine:
         return Request(request_id, len(prompt_ids), list(prompt_ids), params, seed, max_len, priority)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hand requests over together, so that they can enter the same step. Any thread may call."""
+        """Hand requests over together, so that they can enter the same step. Any thread may call.
+
+        Raises RuntimeError once `stop` was called, since nobody would end the requests any more.
+        """
         self._post(requests)
 
     def abort(self, request_id: str) -> None:
@@ -183,6 +186,8 @@ class Engine:
 
     def _post(self, items: Sequence[Request | str]) -> None:
         with self._wakeup:
+            if self._stopping and any(isinstance(item, Request) for item in items):
+                raise RuntimeError("the engine is stopping")
             self._inbox.extend(items)
             self._wakeup.notify()
 

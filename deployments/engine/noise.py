@@ -35,7 +35,8 @@ def gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise for `token_ids` [N, V] or [V] int32 under `keys` [N, 2]; float32 [N, V]."""
     bits = _mix32(_mix32(token_ids ^ keys[:, :1]) ^ keys[:, 1:])
     # 31 bits, so that the small values, which decide the races, keep their relative precision.
-    uniform = (bits & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    # The factor is 2**-31 less one float32 step: the largest numbers round up, and 1 would give -inf.
+    uniform = (bits & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31 - 2.0**-55)
     exponential = uniform.neg_().log1p_().neg_()
     return exponential.log_().neg_()
 

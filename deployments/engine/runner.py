@@ -45,8 +45,8 @@ class ModelRunner:
             request.block_ids = [0] * -(-num_tokens // self._block_size)
             self.execute([ScheduledChunk(request, num_tokens)])
         for cache in self._caches:
-            cache.key.zero_()
-            cache.value.zero_()
+            cache.key[0].zero_()
+            cache.value[0].zero_()
 
     def _forward(self, batch: PackedBatch) -> torch.Tensor:
         context = AttentionContext(self._backend.plan(batch), self._tensor(batch.slots), self._caches)
