@@ -94,7 +94,9 @@ def validation_body(errors: Sequence[Any], dialect: Dialect) -> tuple[int, dict[
     if not dialect.openai_errors:
         return 422, {"detail": shown}
     first = shown[0]
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    param = None
+    if first["type"] != "json_invalid":  # whose location is a position in the text, not a field
+        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
     message = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in shown)
     return 400, error_body(InvalidRequest(message, param=param), dialect)
 
@@ -105,12 +107,17 @@ def _openai_error(error: ApiError) -> dict[str, Any]:
 
 def _shorten(error: Mapping[str, Any]) -> dict[str, Any]:
     """One of pydantic's errors without its context object, its input cut to a readable length."""
-    value = error.get("input")
-    if not isinstance(value, str | int | float | bool | None) or len(str(value)) > _MAX_INPUT:
-        value = str(value)[:_MAX_INPUT] + "..."
+    value, message = error.get("input"), str(error["msg"])
+    if error["type"] == "json_invalid":
+        value, message = None, f"{message}: {error['ctx']['error']}"
+    text = str(value)
+    if len(text) > _MAX_INPUT:
+        value = text[:_MAX_INPUT] + "..."
+    elif not isinstance(value, str | int | float | bool | None):
+        value = text
     return {
         "type": error["type"],
         "loc": [part if isinstance(part, int) else str(part)[:_MAX_INPUT] for part in error["loc"]][:20],
-        "msg": str(error["msg"])[:1000],
+        "msg": message[:1000],
         "input": value,
     }

@@ -65,7 +65,6 @@ def cap_to_context(params: SamplingParams, prompt_len: int, max_model_len: int) 
         raise InvalidRequest(
             f"The prompt has {prompt_len} tokens, but this model's maximum context length is {max_model_len} "
             "tokens and at least one is needed for the output",
-            param="messages",
             code="context_length_exceeded",
         )
     if params.max_tokens <= room:

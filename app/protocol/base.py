@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 INT64_MAX = 2**63 - 1
+_MAX_BIASES = 1024
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is wrong at its first wrong item: to report a hundred thousand would block the server."""
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _not_too_many(value: object) -> object:
+    """Pydantic itself counts only after it has checked every value."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} tokens may have a bias")
+    return value
+
+
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
 
 class Body(BaseModel):
@@ -32,8 +47,8 @@ class GenerationBody(Body):
     top_k: int | None = Field(None, ge=-1, le=INT64_MAX, description="0 and -1 keep every token; 1 is greedy")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
-    stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
+    stop: StopString | Annotated[Items[StopString], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[Items[int], Field(max_length=256)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128, description="choices for each prompt")
@@ -42,9 +57,7 @@ class GenerationBody(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None
-    ) = None
+    logit_bias: LogitBias | None = None
     user: str | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="a lower number is served earlier")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Body, GenerationBody
+from .base import Body, GenerationBody, Items
 
 
 class TextPart(Body):
@@ -16,9 +16,9 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | Annotated[Items[TextPart], Field(min_length=1)] | None = None
     reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -38,13 +38,13 @@ class Message(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: list[Message] | None = Field(None, description="chat history; required unless prompt is given")
+    messages: Items[Message] | None = Field(None, description="chat history; required unless prompt is given")
     prompt: str | None = Field(None, description="raw text, used when there are no messages")
     max_completion_tokens: int | None = Field(None, gt=0, description="takes precedence over max_tokens")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = True
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(None, description="not supported yet")
+    tools: Items[dict[str, Any]] | None = Field(None, description="not supported yet")
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     top_logprobs: int | None = Field(None, description="not supported yet")

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .base import GenerationBody
+from .base import GenerationBody, Items
 
-TokenIds = Annotated[list[int], Field(min_length=1)]
-PromptField = str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1)]
+TokenIds = Annotated[Items[int], Field(min_length=1)]
+PromptField = str | TokenIds | Annotated[Items[str] | Items[TokenIds], Field(min_length=1)]
 
 
 class CompletionBody(GenerationBody):

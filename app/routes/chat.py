@@ -46,9 +46,11 @@ def chat_router(generator: Generator) -> APIRouter:
 
 def _prompt(body: ChatBody, dialect: Dialect) -> Prompt:
     """The conversation, or the raw prompt that stands in for it."""
+    if body.prompt is not None and not dialect.prompt_on_chat:
+        raise InvalidRequest("prompt is not supported on this route, use messages", param="prompt")
     if body.messages:
         return Prompt([m.for_template() for m in body.messages], None, _template_kwargs(body), False)
-    if body.prompt is not None and dialect.prompt_on_chat:
+    if body.prompt is not None:
         return Prompt(None, body.prompt)
     alternative = " or prompt" if dialect.prompt_on_chat else ""
     raise InvalidRequest(f"messages{alternative} must be given and not be empty", param="messages")

@@ -87,7 +87,8 @@ class Engine:
                 f"the prompt has {len(prompt_ids)} tokens, but the maximum context length is "
                 f"{self.max_model_len} tokens and at least one is needed for the output"
             )
-        for token in (min(prompt_ids), max(prompt_ids)):
+        named = [token for token, _ in params.logit_bias] + [*params.stop_token_ids]
+        for token in (min(prompt_ids), max(prompt_ids), *named):
             if not 0 <= token < self._info.vocab_size:
                 raise RequestRefused(
                     f"token id {token} is not in the vocabulary (0 to {self._info.vocab_size - 1})"

@@ -27,21 +27,27 @@ def valid_body(route: str, **fields: Any) -> Json:
 
 
 class Api:
-    """One app over a scripted graph. Without scripts every choice answers "Hello world" and EOS."""
+    """One app over a scripted graph. A text as script is its tokens and EOS; the default is "Hello world"."""
 
     def __init__(
-        self, tokenizer: Tokenizer, dialect: DialectName, *scripts: Script, max_choices: int = 128, **graph: Any
+        self,
+        tokenizer: Tokenizer,
+        dialect: DialectName,
+        *scripts: Script | str,
+        max_choices: int = 128,
+        **graph: Any,
     ) -> None:
+        self.tokenizer = tokenizer
         self.dialect = DIALECTS[dialect]
         self.schema_status = 400 if self.dialect.openai_errors else 422
-        self.graph = ScriptedGraph(tokenizer, scripts or [Script(self.ids(tokenizer, "Hello world"))], **graph)
+        choices = [Script(self.ids(s)) if isinstance(s, str) else s for s in scripts or ["Hello world"]]
+        self.graph = ScriptedGraph(tokenizer, choices, **graph)
         self.app = create_app(self.graph, ApiConfig(dialect=dialect, max_choices=max_choices))
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None)
 
-    @staticmethod
-    def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-        ids: list[int] = tokenizer._tokenizer(text, add_special_tokens=False)["input_ids"]
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     async def post(self, route: str, body: Json) -> httpx.Response:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import get_args
+from typing import Protocol, get_args
 
 import pytest
 
 from app.dialects import DialectName
-from deployments.engine.config import EngineConfig, ModelConfig
-from deployments.config import TokenizerConfig
-from tests.app.api import Api
 from deployments.tokenizer import Tokenizer
-from tests.tiny_models import build_tokenizer, tiny_config
+from tests.app.api import Api
+from tests.app.scripted_graph import Script
+from tests.tiny_tokenizers import tokenizer_replica
 
-MakeApi = Callable[..., Api]
+
+class MakeApi(Protocol):
+    def __call__(self, dialect: DialectName, *scripts: Script | str, **graph: object) -> Api: ...
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The real Tokenizer deployment's class over the tiny byte-level tokenizer."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_config("llama", build_tokenizer(folder), tied=False).save_pretrained(folder)
-    model = ModelConfig(source=str(folder), served_name="tiny")
-    return Tokenizer(model, EngineConfig(max_model_len=256), TokenizerConfig())
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The Tokenizer deployment's class over the tiny byte-level tokenizer."""
+    return tokenizer_replica(tmp_path_factory.mktemp("tiny-tokenizer"))
 
 
 @pytest.fixture
-def make_api(tokenizer: Tokenizer) -> MakeApi:
-    return lambda dialect, *scripts, **graph: Api(tokenizer, dialect, *scripts, **graph)
+def make_api(tiny: Tokenizer) -> MakeApi:
+    return lambda dialect, *scripts, **graph: Api(tiny, dialect, *scripts, **graph)
 
 
 @pytest.fixture(params=get_args(DialectName))

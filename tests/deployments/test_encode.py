@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from deployments.tokenizer import Tokenizer
 from deployments.wire import Encoded, Prompt
@@ -26,10 +28,6 @@ def templated(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def with_bos(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> int:
     """Let the tokenizer put a first token in front, as Llama's does."""
-    from dataclasses import replace
-
-    from tokenizers.processors import TemplateProcessing
-
     bos: int = tokenizer._tokenizer.convert_tokens_to_ids("<|im_start|>")
     backend = tokenizer._tokenizer.backend_tokenizer
     monkeypatch.setattr(
@@ -124,14 +122,3 @@ def test_a_text_that_must_be_too_long_is_refused_before_it_is_encoded(
 def test_one_prompt_alone_and_an_empty_batch(tiny: Tokenizer) -> None:
     assert tiny.encode_all([]) == []
     assert text_of(tiny, tiny.encode_all([Prompt(None, "a")])[0]) == "a"
-
-
-async def test_calls_that_arrive_together_get_their_own_answers(tiny: Tokenizer) -> None:
-    """Through @serve.batch, with one prompt above the size that is encoded inline."""
-    import asyncio
-
-    texts = ["a", "bb", "word " * 5000, "ccc"]
-    encoded = await asyncio.gather(*(tiny.encode(Prompt(None, text)) for text in texts))
-    assert [e.refusal is None for e in encoded] == [True, True, False, True]
-    assert [text_of(tiny, e) for e in encoded if e.refusal is None] == ["a", "bb", "ccc"]
-    await tiny.check_health()

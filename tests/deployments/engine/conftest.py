@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 import torch
 
-from tests.deployments.engine.engine_harness import LoadedModel, load_twice
-from tests.deployments.engine.parity import ParityCase, random_case
+from deployments.engine.config import ModelConfig
+from tests.deployments.engine.engine_harness import LoadedModel, LoadTiny, load_twice
+from tests.deployments.engine.parity import MakeCase, ParityCase, random_case
 from tests.tiny_models import Kind, build_model
-
-LoadTiny = Callable[[Kind, bool], LoadedModel]
-MakeCase = Callable[[Kind, bool], ParityCase]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -33,7 +31,7 @@ def load_tiny(tmp_path_factory: pytest.TempPathFactory) -> LoadTiny:
     def load(kind: Kind, tied: bool) -> LoadedModel:
         folder = tmp_path_factory.mktemp("tiny") / f"{kind}-{tied}"
         build_model(folder, kind, tied=tied)
-        return load_twice(str(folder))
+        return load_twice(ModelConfig(source=str(folder)))
 
     return load
 

@@ -14,9 +14,13 @@ from transformers import PreTrainedModel
 from deployments.engine import attention
 from deployments.engine.config import EngineConfig, ModelConfig
 from deployments.engine.engine import Engine
-from deployments.engine.loader import ModelInfo, describe, load_model, load_tokenizer
+from deployments.engine.loader import describe, load_model, load_tokenizer
+from deployments.engine.model_info import ModelInfo
 from deployments.engine.request import FinishReason, Request, SamplingParams, StepOutput
 from deployments.engine.runner import _cache_shape
+from tests.tiny_models import Kind
+
+LoadTiny = Callable[[Kind, bool], "LoadedModel"]
 
 _MAX_STEPS = 50_000
 _TIMEOUT_S = 120.0
@@ -33,7 +37,7 @@ class LoadedModel:
     def generate(self, prompt: Sequence[int], num_tokens: int, eos: int | None = None) -> list[int]:
         """What transformers answers greedily, prompt not included."""
         ids = torch.tensor([prompt])
-        output = self.plain.generate(  # type: ignore[operator]
+        output = self.plain.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_tokens,
@@ -46,9 +50,9 @@ class LoadedModel:
         return tokens
 
 
-def load_twice(source: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_twice(config: ModelConfig, dtype: torch.dtype = torch.float32) -> LoadedModel:
     attention.register()
-    config, cpu = ModelConfig(source=source), torch.device("cpu")
+    cpu = torch.device("cpu")
     return LoadedModel(
         load_model(config, dtype, cpu, attention.IMPLEMENTATION_NAME),
         load_model(config, dtype, cpu, "sdpa"),
@@ -154,7 +158,8 @@ class Harness:
 def kv_memory_gb(model: PreTrainedModel, num_blocks: int, block_size: int) -> float:
     """The setting that gives an engine just so many blocks."""
     layers, kv_heads, head_dim = _cache_shape(model)
-    return (num_blocks + 0.5) * 2 * layers * block_size * kv_heads * head_dim * model.dtype.itemsize / 2**30
+    block_bytes: int = 2 * layers * block_size * kv_heads * head_dim * model.dtype.itemsize
+    return (num_blocks + 0.5) * block_bytes / 2**30
 
 
 def build_harness(

@@ -9,6 +9,9 @@ from typing import Any
 
 from deployments.engine.engine import EngineStats
 from tests.deployments.engine.engine_harness import Harness, LoadedModel, build_harness
+from tests.tiny_models import Kind
+
+MakeCase = Callable[[Kind, bool], "ParityCase"]
 
 _LONGEST_PROMPT = 150
 _MOST_TOKENS = 16
@@ -29,7 +32,8 @@ class ParityCase:
 
 
 def make_parity_case(loaded: LoadedModel, prompts: list[list[int]], num_tokens: list[int]) -> ParityCase:
-    return ParityCase(loaded, prompts, [loaded.generate(p, n) for p, n in zip(prompts, num_tokens, strict=True)])
+    expected = [loaded.generate(prompt, n) for prompt, n in zip(prompts, num_tokens, strict=True)]
+    return ParityCase(loaded, prompts, expected)
 
 
 def random_case(loaded: LoadedModel, num_prompts: int) -> ParityCase:
@@ -112,9 +116,12 @@ SETTINGS = {
 def assert_parity(case: ParityCase, setting: Setting, backend: str) -> None:
     longest = case.longest + 50  # the strangers of `joining`
     needed = -(-longest // BLOCK_SIZE)
-    config: dict[str, Any] = {"block_size": BLOCK_SIZE, "attention_backend": backend, **setting.config}
-    if setting.scarce:
-        config |= {"max_model_len": longest}
+    config: dict[str, Any] = {
+        "block_size": BLOCK_SIZE,
+        "attention_backend": backend,
+        "max_model_len": longest,
+    }
+    config |= setting.config
     harness = build_harness(case.loaded, num_blocks=needed + 2 if setting.scarce else 1024, **config)
     setting.run(harness, case)
     assert setting.happened(harness.engine.stats())

@@ -14,7 +14,9 @@ from deployments.engine.scheduler import Scheduler
 class SchedulerDriver:
     """Keeps, for each slot of an imaginary cache, the token prefix that was computed into it."""
 
-    def __init__(self, *, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, **config: Any) -> None:
+    def __init__(
+        self, *, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, **config: Any
+    ) -> None:
         self.config = EngineConfig(block_size=block_size, **config)
         self.pool = BlockPool(num_blocks, block_size, prefix_caching)
         self.scheduler = Scheduler(self.config, self.pool)
@@ -29,7 +31,8 @@ class SchedulerDriver:
         self._count += 1
         ids = [1000 * self._count + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
         params = SamplingParams(max_tokens=max_tokens)
-        request = Request(name or f"r{self._count}", len(ids), ids, params, 0, len(ids) + max_tokens, priority)
+        name, max_len = name or f"r{self._count}", len(ids) + max_tokens
+        request = Request(name, len(ids), ids, params, 0, max_len, priority)
         self.scheduler.add(request)
         return request
 

@@ -236,8 +236,8 @@ class EngineLife(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         self.driver.check()
-        known = {request.request_id for request in self.driver.scheduler.requests()} | set(self.driver.finished)
-        assert known == {request.request_id for request in self.added}
+        known = {request.request_id for request in self.driver.scheduler.requests()}
+        assert known | set(self.driver.finished) == {request.request_id for request in self.added}
         assert len(self.driver.finished) == len(set(self.driver.finished))
 
     def teardown(self) -> None:

@@ -36,9 +36,7 @@ def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     prompts, outputs = [[5, 5, 6, 9], [0, 39], [7]], [[6, 10, 10], [], [7, 7, 8]]
     logits = random_logits(3)
     assert {bool(x > 0) for x in logits[0, [5, 6, 9, 10]]} == {True, False}
-    requests = [
-        make_request(p, o, repetition_penalty=penalty) for p, o in zip(prompts, outputs, strict=True)
-    ]
+    requests = [make_request(p, o, repetition_penalty=penalty) for p, o in zip(prompts, outputs, strict=True)]
     processor = RepetitionPenaltyLogitsProcessor(penalty)
     expected = [
         processor(torch.tensor([p + o]), logits[row : row + 1])[0]

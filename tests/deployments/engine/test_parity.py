@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from deployments.engine.batch import PackedBatch
+from deployments.engine.config import ModelConfig
 from deployments.engine.request import FinishReason
-from tests.deployments.engine.conftest import LoadTiny, MakeCase
-from tests.deployments.engine.engine_harness import LoadedModel, build_harness, load_twice
-from tests.deployments.engine.parity import SETTINGS, ParityCase, assert_parity
+from tests.deployments.engine.engine_harness import LoadedModel, LoadTiny, build_harness, load_twice
+from tests.deployments.engine.parity import SETTINGS, MakeCase, ParityCase, assert_parity
 from tests.tiny_models import KINDS, Kind, build_model
 
 _MODELS: list[tuple[Kind, bool]] = [*((kind, False) for kind in KINDS), ("llama", True), ("gemma3", True)]
@@ -19,7 +20,9 @@ _MODELS: list[tuple[Kind, bool]] = [*((kind, False) for kind in KINDS), ("llama"
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("kind", "tied"), _MODELS, ids=[f"{k}-tied" if t else k for k, t in _MODELS])
-def test_tokens_equal_generate(make_case: MakeCase, kind: Kind, tied: bool, setting: str, backend: str) -> None:
+def test_tokens_equal_generate(
+    make_case: MakeCase, kind: Kind, tied: bool, setting: str, backend: str
+) -> None:
     assert_parity(make_case(kind, tied), SETTINGS[setting], backend)
 
 
@@ -35,7 +38,7 @@ def test_prompts_that_share_a_beginning_reuse_it(llama: LoadedModel, llama_case:
     long = llama_case.prompts[4]
     harness = build_harness(llama)
     harness.answers(harness.request("whole", long))
-    branches = [long[:cut] + [7, cut] for cut in (1, 8, 63, 64, 65, 150)]
+    branches = [[*long[:cut], 7, cut] for cut in (1, 8, 63, 64, 65, 150)]
     requests = [harness.request(f"branch-{len(prompt)}", prompt) for prompt in branches]
     answers = harness.answers(*requests)
     assert answers == [llama.generate(prompt, 8) for prompt in branches]
@@ -82,13 +85,16 @@ def test_bfloat16_runs_and_is_finite(
 ) -> None:
     folder = tmp_path_factory.mktemp("bfloat16")
     build_model(folder, kind)
-    loaded = load_twice(str(folder), torch.bfloat16)
+    loaded = load_twice(ModelConfig(source=str(folder)), torch.bfloat16)
     harness = build_harness(loaded, attention_backend=backend, max_prefill_chunk=16)
     forward = harness.engine._runner._forward
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(
-        harness.engine._runner, "_forward", lambda batch: seen.append(logits := forward(batch)) or logits
-    )
+
+    def spy(batch: PackedBatch) -> torch.Tensor:
+        seen.append(forward(batch).clone())
+        return seen[-1]
+
+    monkeypatch.setattr(harness.engine._runner, "_forward", spy)
     requests = [harness.request(f"r{n}", list(range(3, 3 + n)), max_tokens=5) for n in (1, 20, 50)]
     assert [len(answer) for answer in harness.answers(*requests)] == [5, 5, 5]
     assert {logits.dtype for logits in seen} == {torch.bfloat16}

@@ -50,7 +50,8 @@ def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         scores = TopPLogitsWarper(params.top_p)(ids, scores)
     if params.min_p > 0:
         scores = MinPLogitsWarper(params.min_p)(ids, scores)
-    return scores[0]
+    row: torch.Tensor = scores[0]
+    return row
 
 
 def chi_square_excess(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -88,7 +89,7 @@ def test_draws_follow_the_distribution(logits: torch.Tensor, params: dict[str, A
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 1.1}, {"temperature": 1.0, "top_p": 0.97}])
-def test_the_distribution_test_rejects_a_wrong_distribution(logits: torch.Tensor, wrong: dict[str, Any]) -> None:
+def test_a_wrong_distribution_is_rejected(logits: torch.Tensor, wrong: dict[str, Any]) -> None:
     assert chi_square_excess(counts_of(logits, **wrong), logits.double().softmax(0)) > 1
 
 
@@ -141,7 +142,7 @@ def test_truncation_falls_back_to_the_whole_row(
         return inner(logits, params, limits, width)
 
     monkeypatch.setattr(sampler_module, "_truncate_to", spy)
-    rows = [SamplingParams(max_tokens=1, temperature=1.0, **params), SamplingParams(1, temperature=1.0, top_k=3)]
+    rows = [SamplingParams(max_tokens=1, temperature=1.0, **p) for p in (params, {"top_k": 3})]
     truncated = sampler_module._truncate(logits, rows)
     assert widths == ([1024, 5000] if wide else [max(1024, params.get("top_k", 0))])
     for row, row_params in enumerate(rows):
@@ -149,7 +150,9 @@ def test_truncation_falls_back_to_the_whole_row(
         assert kept_by(truncated, row) == set(expected)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1e-9}, {"temperature": 1.0, "top_k": 1}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 1e-9}, {"temperature": 1.0, "top_k": 1}]
+)
 def test_greedy_takes_the_largest_logit(params: dict[str, Any]) -> None:
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(2)) * 0.01
     requests = [make_request(seed, **params) for seed in range(50)]
@@ -170,7 +173,7 @@ def test_equal_logits_are_drawn_equally_often() -> None:
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.5}])
 def test_a_low_temperature_stays_finite(logits: torch.Tensor, params: dict[str, Any]) -> None:
     requests = [make_request(seed, temperature=2e-5, **params) for seed in range(100)]
-    assert draw(logits.expand(100, -1), requests).unique().tolist() == [int(logits.argmax())]
+    assert set(draw(logits.expand(100, -1), requests).tolist()) == {int(logits.argmax())}
 
 
 def test_a_row_draws_the_same_alone_and_among_others() -> None:
@@ -184,17 +187,21 @@ def test_a_row_draws_the_same_alone_and_among_others() -> None:
     assert draw(logits[order], [requests[i] for i in order]).tolist() == [together[i] for i in order]
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}]
+)
 def test_a_bias_forces_or_bans_a_token(logits: torch.Tensor, params: dict[str, Any]) -> None:
     best = int(logits.argmax())
     rows = logits.expand(200, -1)
     forced = [make_request(seed, logit_bias=((33, 100.0),), **params) for seed in range(200)]
-    assert draw(rows, forced).unique().tolist() == [33]
+    assert set(draw(rows, forced).tolist()) == {33}
     banned = [make_request(seed, logit_bias=((best, -100.0),), **params) for seed in range(200)]
     assert best not in draw(rows, banned).tolist()
 
 
-@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.99}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.99}, {"temperature": 0.0}]
+)
 def test_a_banned_token_is_never_drawn(params: dict[str, Any]) -> None:
     logits = torch.zeros(500, 8)
     logits[:, 0] = 20.0  # EOS of the sampler in `draw`

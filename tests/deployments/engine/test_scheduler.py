@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from deployments.engine.request import FinishReason, ScheduledChunk
@@ -210,13 +212,13 @@ def test_a_request_can_leave_at_any_time(when: str) -> None:
     if when == "preempted":
         driver.add(7, max_tokens=12)
     request = driver.add(7, max_tokens=12)
-    reached = {
+    reached: dict[str, Callable[[], bool]] = {
         "waiting": lambda: True,
         "prefilling": lambda: 0 < request.num_computed < 7,
         "decoding": lambda: request.num_outputs > 1,
         "preempted": lambda: request.num_preemptions > 0,
-    }[when]
-    while not reached():
+    }
+    while not reached[when]():
         driver.step()
     driver.abort(request)
     assert request not in list(driver.scheduler.requests())
