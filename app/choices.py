@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -19,15 +19,15 @@ Indexed = tuple[int, TextChunk]
 async def complete_all(graph: Graph, requests: Sequence[GenerateRequest]) -> list[TextChunk]:
     """Every choice in full. If one fails, the others are cancelled and its error is raised."""
     if len(requests) == 1:
-        return [_checked(await graph.complete(requests[0]))]
-    tasks = [asyncio.ensure_future(graph.complete(request)) for request in requests]
+        return [await _complete(graph, requests[0])]
+    tasks = [asyncio.ensure_future(_complete(graph, request)) for request in requests]
     try:
-        return [_checked(chunk) for chunk in await asyncio.gather(*tasks)]
+        return list(await asyncio.gather(*tasks))
     finally:
         await _cancel(tasks)
 
 
-async def stream_all(graph: Graph, requests: Sequence[GenerateRequest]) -> AsyncIterator[Indexed]:
+async def stream_all(graph: Graph, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Indexed, None]:
     """Chunks of all choices as they come. If one fails, the others are cancelled and its error is raised."""
     if len(requests) == 1:
         async with aclosing(graph.stream(requests[0])) as chunks:  # type: ignore[type-var]
@@ -48,6 +48,10 @@ async def stream_all(graph: Graph, requests: Sequence[GenerateRequest]) -> Async
                 yield item[0], _checked(item[1])
     finally:
         await _cancel(tasks)
+
+
+async def _complete(graph: Graph, request: GenerateRequest) -> TextChunk:
+    return _checked(await graph.complete(request))
 
 
 async def _pump(

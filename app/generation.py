@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -41,7 +41,7 @@ class Generation:
     async def complete(self) -> list[TextChunk]:
         return await complete_all(self.graph, self.requests)
 
-    def stream(self) -> AsyncIterator[Indexed]:
+    def stream(self) -> AsyncGenerator[Indexed, None]:
         return stream_all(self.graph, self.requests)
 
     def usage(self, num_completion_tokens: int) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Detokenizer:
     sequence's end cuts off is left out.
     """
 
+    _sent: str
+
     def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
         self._decode = decode
         context, pending = _whole_characters(decode, prompt_ids[-_CONTEXT_TOKENS:])

@@ -29,7 +29,7 @@ def tokenizer_replica(folder: Path, chat_template: str | None = None) -> Tokeniz
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
-    """Like Llama 2's: `▁` for spaces, one token a byte for unknown characters, a first space that is stripped."""
+    """Like Llama 2's: `▁` for spaces, bytes for unknown characters, a first space that is stripped."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz.,\n", "▁h", "▁he", "▁hel", "▁hell", "▁hello", "▁▁"]
     merges = [("▁", "h"), ("▁h", "e"), ("▁he", "l"), ("▁hel", "l"), ("▁hell", "o"), ("▁", "▁")]

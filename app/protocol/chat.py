@@ -13,6 +13,15 @@ class TextPart(Body):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_other_kind(cls, part: Any) -> Any:
+        """Name what was sent; pydantic itself would only say what it expected."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"content of type '{kind[:32]}' is not supported, only text")
+        return part
+
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,7 +15,7 @@ from ..dialects import Dialect
 from ..errors import InvalidRequest
 from ..generation import Generation, Generator
 from ..protocol.chat import ChatBody, chat_choice, delta_choice
-from ..sse import event_stream
+from ..sse import Events, event_stream
 from ..strict_json import JsonResponse, StrictRoute
 
 _RESERVED_TEMPLATE_KWARGS = {
@@ -74,20 +75,21 @@ async def _whole(generation: Generation) -> dict[str, Any]:
     return {**generation.envelope("chat.completion"), "choices": choices, "usage": usage}
 
 
-async def _events(generation: Generation, dialect: Dialect) -> AsyncIterator[dict[str, Any]]:
+async def _events(generation: Generation, dialect: Dialect) -> Events:
     envelope = generation.envelope(dialect.chat_chunk_object)
     num_tokens = 0
     begun: set[int] = set()
-    async for index, chunk in generation.stream():
-        num_tokens += chunk.num_tokens
-        deltas = _with_role(index, chunk) if dialect.role_on_every_delta else _role_first(index, chunk, begun)
-        for choice in deltas:
-            yield {**envelope, "choices": [choice]}
+    deltas = _with_role if dialect.role_on_every_delta else _role_first
+    async with aclosing(generation.stream()) as chunks:
+        async for index, chunk in chunks:
+            num_tokens += chunk.num_tokens
+            for choice in deltas(index, chunk, begun):
+                yield {**envelope, "choices": [choice]}
     if generation.usage_ends_stream:
         yield {**envelope, "choices": [], "usage": generation.usage(num_tokens)}
 
 
-def _with_role(index: int, chunk: TextChunk) -> Iterator[dict[str, Any]]:
+def _with_role(index: int, chunk: TextChunk, _begun: set[int]) -> Iterator[dict[str, Any]]:
     yield delta_choice(index, {"role": "assistant", "content": chunk.text}, chunk.finish_reason)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +12,7 @@ from deployments.wire import Prompt
 
 from ..generation import Generation, Generator
 from ..protocol.completions import CompletionBody, completion_choice
-from ..sse import event_stream
+from ..sse import Events, event_stream
 from ..strict_json import JsonResponse, StrictRoute
 
 _KIND = "text_completion"
@@ -40,11 +40,12 @@ async def _whole(generation: Generation) -> dict[str, Any]:
     return {**generation.envelope(_KIND), "choices": choices, "usage": usage}
 
 
-async def _events(generation: Generation) -> AsyncIterator[dict[str, Any]]:
+async def _events(generation: Generation) -> Events:
     envelope = generation.envelope(_KIND)
     num_tokens = 0
-    async for index, chunk in generation.stream():
-        num_tokens += chunk.num_tokens
-        yield {**envelope, "choices": [completion_choice(index, chunk.text, chunk.finish_reason)]}
+    async with aclosing(generation.stream()) as chunks:
+        async for index, chunk in chunks:
+            num_tokens += chunk.num_tokens
+            yield {**envelope, "choices": [completion_choice(index, chunk.text, chunk.finish_reason)]}
     if generation.usage_ends_stream:
         yield {**envelope, "choices": [], "usage": generation.usage(num_tokens)}

@@ -103,4 +103,6 @@ def error_message(response: httpx.Response) -> str:
 def text_of(events: list[Json], index: int = 0) -> str:
     """The text of one choice, joined from a stream's events."""
     choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
-    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices
+    )

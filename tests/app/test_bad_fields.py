@@ -85,7 +85,9 @@ async def test_huge_numbers_anywhere_never_fail(api: Api, route: str, stream: bo
         ({"max_tokens": -1}, ("max_tokens", "0")),
     ],
 )
-async def test_the_message_names_field_and_limit(api: Api, fields: dict[str, Any], words: tuple[str, ...]) -> None:
+async def test_the_message_names_field_and_limit(
+    api: Api, fields: dict[str, Any], words: tuple[str, ...]
+) -> None:
     """Case 43."""
     response = await api.post(CHAT, valid_body(CHAT, **fields))
     assert response.status_code == api.schema_status
@@ -100,9 +102,32 @@ async def test_the_message_names_field_and_limit(api: Api, fields: dict[str, Any
 @pytest.mark.parametrize("item", [{}, 1.5, None, "x", [[]], "y" * 1000], ids=str)
 async def test_a_long_wrong_prompt_gets_a_short_answer(api: Api, item: Any) -> None:
     """Case 59. The first item makes the list wrong whatever the others are."""
-    response = await api.post(COMPLETIONS, {"prompt": [True, *[item] * (1_000 if item == "y" * 1000 else 100_000)]})
+    response = await api.post(
+        COMPLETIONS, {"prompt": [True, *[item] * (1_000 if item == "y" * 1000 else 100_000)]}
+    )
     assert response.status_code == api.schema_status
     assert len(response.content) < 64 * 1024
+    await api.assert_still_works()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": ["hi"] * 100_000},
+        {"messages": [{"role": "x" * 10_000, "content": [{}] * 1000}] * 100},
+        {"logit_bias": {str(i): "x" * 1000 for i in range(1000)}},
+        {"logit_bias": {str(i): 1 for i in range(100_000)}},
+        {"stop": [1] * 100_000},
+        {"model": "m" * 1_000_000},
+    ],
+    ids=["messages", "parts", "bias", "biases", "stops", "model"],
+)
+async def test_many_faults_are_told_in_few_words(api: Api, fields: dict[str, Any]) -> None:
+    response = await api.post(CHAT, valid_body(CHAT, **fields))
+    assert response.status_code == api.schema_status
+    assert len(response.content) < 16_000
+    if not api.dialect.openai_errors:
+        assert len(response.json()["detail"]) <= 10
     await api.assert_still_works()
 
 

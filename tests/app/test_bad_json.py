@@ -53,7 +53,9 @@ async def test_a_broken_body_is_refused_in_few_words(api: Api, route: str, body:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "bad", "", None])
-async def test_a_body_that_does_not_say_that_it_is_json(api: Api, route: str, content_type: str | None) -> None:
+async def test_a_body_that_does_not_say_that_it_is_json(
+    api: Api, route: str, content_type: str | None
+) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
     response = await api.http.post(route, content=json.dumps(valid_body(route)).encode(), headers=headers)
     assert response.status_code == api.schema_status
@@ -118,7 +120,9 @@ async def test_a_lone_surrogate_anywhere_is_refused(api: Api, surrogate: str, st
     await api.assert_still_works()
 
 
-@pytest.mark.parametrize("text", [r"\u0000", r"\u001b[2J", r"\u202e", r"\uffff", r"\ud83d\ude42", "🙂", r"\ufffd"])
+@pytest.mark.parametrize(
+    "text", [r"\u0000", r"\u001b[2J", r"\u202e", r"\uffff", r"\ud83d\ude42", "🙂", r"\ufffd"]
+)
 async def test_control_characters_and_pairs_of_surrogates_never_fail(api: Api, text: str) -> None:
     for route, body in bodies_with(text):
         response = await api.post_raw(route, body)

@@ -8,7 +8,17 @@ import pytest
 
 from app.dialects import DialectName
 from deployments.engine.request import FinishReason
-from tests.app.api import CHAT, COMPLETIONS, ROUTES, Api, Json, error_message, read_events, text_of, valid_body
+from tests.app.api import (
+    CHAT,
+    COMPLETIONS,
+    ROUTES,
+    Api,
+    Json,
+    error_message,
+    read_events,
+    text_of,
+    valid_body,
+)
 from tests.app.conftest import MakeApi
 from tests.app.scripted_graph import Script
 

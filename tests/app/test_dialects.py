@@ -102,9 +102,7 @@ def without_envelope(events: list[Json], kind: str, id_prefix: str) -> list[Json
 
 
 def deltas(*choices: tuple[Json, str | None]) -> list[Json]:
-    return [
-        {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in choices
-    ]
+    return [{"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in choices]
 
 
 async def test_chat_stream(ab: Api, row: Row) -> None:
@@ -167,7 +165,9 @@ async def test_raw_prompt_on_the_chat_route(ab: Api, row: Row, stream: bool, mes
 
 
 @pytest.mark.parametrize(("asked", "chat"), [(True, True), (False, False), (None, True)])
-async def test_ignore_eos(make_api: MakeApi, dialect: DialectName, row: Row, asked: bool | None, chat: bool) -> None:
+async def test_ignore_eos(
+    make_api: MakeApi, dialect: DialectName, row: Row, asked: bool | None, chat: bool
+) -> None:
     """The server's config says to ignore EOS; a request on a route that obeys it may say otherwise."""
     api = make_api(dialect, generation=GenerateConfig(ignore_eos=True))
     await api.ask(CHAT, ignore_eos=asked)

@@ -153,7 +153,11 @@ async def test_an_error_midway_is_raised_while_the_stream_is_read(
         model=SERVED_NAME, messages=MESSAGES, stream=True
     )
     received: list[str] = []
-    with pytest.raises(openai.APIError, match="Internal server error"):
+
+    async def read() -> None:
         async for chunk in stream:
             received.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError, match="Internal server error"):
+        await read()
     assert "".join(received) == "abc"

@@ -65,7 +65,7 @@ async def test_text_that_looks_like_framing_stays_text(
 ) -> None:
     text = 'data: [DONE]\n\n\r\n\rid: 1\x85\u2028\u2029"\\ \x00 event: end'
     api = make_api(dialect, text)
-    assert text_of(await api.stream(route)) == text
+    assert text_of(await api.stream(route, max_tokens=200)) == text
 
 
 @pytest.mark.parametrize("route", ROUTES)

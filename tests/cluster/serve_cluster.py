@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import ray
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
-from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 from deployments.engine.engine import EngineStats
 
@@ -84,6 +84,7 @@ class ServeCluster:
         self._http_options["port"] = http_port
         self._dashboard = f"http://127.0.0.1:{dashboard_port}"
         self._metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # else this process and the command line need a token
         self._stack.callback(ray.shutdown)
         self._stack.callback(serve.shutdown)
         ray.init(
@@ -120,13 +121,15 @@ class ServeCluster:
 
     def details(self, app: str) -> Json:
         """What Serve reports of the app: its status, a message, deployments and their replicas."""
-        details: Json = ServeSubmissionClient(self._dashboard).get_serve_details()["applications"].get(app, {})
+        answer = httpx.get(f"{self._dashboard}/api/serve/applications/", timeout=60)
+        details: Json = answer.raise_for_status().json()["applications"].get(app, {})
         return details
 
-    def replica_pid(self, app: ServedApp, deployment: str = "ModelReplica") -> int:
+    def replica(self, app: ServedApp, deployment: str = "ModelReplica") -> Json:
+        """Where the app's only replica of the deployment runs: its `pid`, its `actor_name`."""
+        replica: Json
         (replica,) = self.details(app.name)["deployments"][deployment]["replicas"]
-        pid: int = replica["pid"]
-        return pid
+        return replica
 
     def cli(self, *arguments: str) -> str:
         """Output of a command of Serve's, which must succeed."""
@@ -135,9 +138,11 @@ class ServeCluster:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def metrics(self) -> str:
-        """Ray's metrics of this node, as Prometheus reads them."""
-        return httpx.get(self._metrics_url, timeout=30).text
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of Ray's metrics as Prometheus reads them, summed over what the labels leave open."""
+        families = text_string_to_metric_families(httpx.get(self._metrics_url, timeout=30).text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def _serve_deploy(self) -> None:
         config = {**read_config("app.yaml"), "http_options": self._http_options}
@@ -165,7 +170,8 @@ def merged(base: Json, changes: Json) -> Json:
     """`base` with `changes` laid over it, mapping by mapping."""
     result = dict(base)
     for key, value in changes.items():
-        result[key] = merged(result[key], value) if isinstance(result.get(key), dict) and isinstance(value, dict) else value
+        inner = result.get(key)
+        result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return result
 
 
@@ -173,6 +179,3 @@ def app_of(config: str, name: str, route_prefix: str, **args: Any) -> Json:
     """The app of a serve config under another name and route, with some args changed."""
     (app,) = read_config(config)["applications"]
     return {**app, "name": name, "route_prefix": route_prefix, "args": merged(app["args"], args)}
-
-
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")

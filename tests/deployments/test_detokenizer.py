@@ -26,7 +26,9 @@ valid_text = st.text(
     ),
     max_size=30,
 )
-examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="session")

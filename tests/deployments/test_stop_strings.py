@@ -56,7 +56,9 @@ def test_only_what_may_become_a_stop_is_held_back(text: str, stops: list[str]) -
         sent += piece
         held = text[len(sent) : end]
         beginnings = {stop[:length] for stop in stops for length in range(len(stop))}
-        assert held == max((text[start:end] for start in range(end + 1) if text[start:end] in beginnings), key=len)
+        assert held == max(
+            (text[start:end] for start in range(end + 1) if text[start:end] in beginnings), key=len
+        )
 
 
 @pytest.mark.parametrize(
