@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-import torch
 from ray import serve
 
 from .batching import Sized, sized, total_tokens
@@ -48,9 +47,7 @@ class ModelReplica:
         weights = load_model(model, dtype, device, IMPLEMENTATION_NAME)
         self._engine = Engine(config, weights, describe(model, tokenizer), self._publish)
         self._engine.start()
-        logger.info(
-            "serving %s on %s in %s with %d threads", model.source, device, dtype, torch.get_num_threads()
-        )
+        logger.info("serving %s on %s in %s", model.source, device, dtype)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TextChunk]:
         """Text as it is generated; the last chunk has the finish reason."""

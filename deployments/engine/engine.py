@@ -10,9 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
 from .config import EngineConfig
@@ -22,6 +22,7 @@ from .placement import resolve_max_model_len, resolve_num_threads
 from .request import FinishReason, Request, RequestRefused, SamplingParams, ScheduledChunk, StepOutput
 from .runner import ModelRunner
 from .scheduler import Scheduler
+from .threads import use_threads
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +61,13 @@ class Engine:
         self._step_started: float | None = None
         self._num_steps = 0
         self._failures = 0
+        self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        torch.set_num_threads(resolve_num_threads(self._config))
-        if self._config.warmup:
-            self._runner.warm_up(min(self._config.max_num_batched_tokens, self.max_model_len))
+        """Start the thread; returns when it is warm, or raises what stopped it."""
         self._thread.start()
+        self._ready.result()
 
     def stop(self) -> None:
         """End the thread after the current step; what is unfinished is published as aborted."""
@@ -174,7 +175,20 @@ class Engine:
             self._publish(outputs)
 
     def _run(self) -> None:
-        torch.set_num_threads(resolve_num_threads(self._config))  # OpenMP keeps this number for each thread
+        try:
+            self._prepare()
+        except Exception as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        self._loop()
+
+    def _prepare(self) -> None:
+        use_threads(resolve_num_threads(self._config))
+        if self._config.warmup:
+            self._runner.warm_up(min(self._config.max_num_batched_tokens, self.max_model_len))
+
+    def _loop(self) -> None:
         while True:
             with self._wakeup:
                 self._wakeup.wait_for(lambda: self._stopping or self._inbox or self._scheduler.has_work)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from .config import EngineConfig
+from .threads import available_cores
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
@@ -38,7 +37,7 @@ def resolve_backend(config: EngineConfig, device: torch.device, dtype: torch.dty
 
 
 def resolve_num_threads(config: EngineConfig) -> int:
-    return config.num_threads or len(os.sched_getaffinity(0))
+    return config.num_threads or len(available_cores())
 
 
 def resolve_max_model_len(config: EngineConfig, model_maximum: int) -> int:

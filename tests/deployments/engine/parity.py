@@ -86,6 +86,18 @@ def joining(harness: Harness, case: ParityCase) -> None:
     _check(harness, case, "joining")
 
 
+def crowded(harness: Harness, case: ParityCase) -> None:
+    """All at once, the longest first, the shorter ones among strangers that grow for longer."""
+    longest, *others = sorted(range(len(case.prompts)), key=lambda i: -len(case.prompts[i]))
+    _answer(harness, case, [longest], "crowded")
+    for place, i in enumerate(others):
+        if place % 4 == 0:
+            harness.submit(harness.request(f"stranger-{i}", case.prompts[i], max_tokens=50))
+        _answer(harness, case, [i], "crowded")
+    harness.drain()
+    _check(harness, case, "crowded")
+
+
 def repeated(harness: Harness, case: ParityCase) -> None:
     """Everything twice, so that the second time finds the blocks of the first."""
     for tag in ("first", "second"):
@@ -109,12 +121,12 @@ SETTINGS = {
     "joining": Setting(joining, {"max_num_seqs": 16}),
     "chunked": Setting(joining, {"max_prefill_chunk": 7, "max_num_batched_tokens": 64}),
     "prefix hits": Setting(repeated, {}, lambda stats: stats.prefix_hits > 0),
-    "preempted": Setting(joining, {}, lambda stats: stats.num_preemptions > 0, scarce=True),
+    "preempted": Setting(crowded, {}, lambda stats: stats.num_preemptions > 0, scarce=True),
 }
 
 
 def assert_parity(case: ParityCase, setting: Setting, backend: str) -> None:
-    longest = case.longest + 50  # the strangers of `joining`
+    longest = case.longest + 50  # the strangers
     needed = -(-longest // BLOCK_SIZE)
     config: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
