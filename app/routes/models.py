@@ -13,25 +13,26 @@ from ..errors import ModelNotFound
 from ..generation import Generator
 from ..strict_json import JsonResponse
 
-_READ = ["GET", "HEAD"]
-
 
 def models_router(generator: Generator) -> APIRouter:
     router = APIRouter()
     owned_by = generator.api.owned_by
 
-    @router.api_route("/health", methods=_READ, summary="Whether a replica can serve")
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", summary="Whether a replica can serve")
     async def health() -> Response:
         if await generator.graph.is_ready():
             return JsonResponse({"status": "ok"})
         return JsonResponse({"status": "not_ready"}, status_code=503)
 
-    @router.api_route("/v1/models", methods=_READ, summary="List the served models")
+    @router.head("/v1/models", include_in_schema=False)
+    @router.get("/v1/models", summary="List the served models")
     async def models() -> Response:
         model = await generator.graph.served_model()
         return JsonResponse({"object": "list", "data": [_card(model, owned_by)]})
 
-    @router.api_route("/v1/models/{model_id:path}", methods=_READ, summary="Describe a served model")
+    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
+    @router.get("/v1/models/{model_id:path}", summary="Describe a served model")
     async def model(model_id: str) -> Response:
         served = await generator.graph.served_model()
         if model_id != served.info.served_name:

@@ -80,16 +80,16 @@ async def test_an_empty_model_name_never_fails(api: Api, route: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        *[(method, route, {"POST"}) for method in ("GET", "HEAD", "PUT", "DELETE") for route in ROUTES],
-        *[(method, path, {"GET", "HEAD"}) for method in ("POST", "PATCH") for path in READ],
+        *[(method, route, "POST") for method in ("GET", "HEAD", "PUT", "DELETE") for route in ROUTES],
+        *[(method, path, "GET") for method in ("POST", "PATCH") for path in READ],  # which implies HEAD
     ],
 )
 async def test_a_wrong_method_is_405_and_says_what_is_allowed(
-    api: Api, method: str, path: str, allowed: set[str]
+    api: Api, method: str, path: str, allowed: str
 ) -> None:
     response = await api.http.request(method, path)
     assert response.status_code == 405
-    assert set(response.headers["allow"].split(", ")) == allowed
+    assert response.headers["allow"] == allowed
     if method != "HEAD":
         assert "Method Not Allowed" in str(response.json())
 

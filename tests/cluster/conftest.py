@@ -64,15 +64,17 @@ def tiny_apps(cluster: ServeCluster, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
     build_model(folder, "llama")
     model = {"source": str(folder), "sha256": None, "generate_config": {"max_new_tokens": 8}}
+    engine = {"kv_cache_memory_gb": 0.1, "num_threads": 1}
     long = {**model, "source": str(_with_longer_context(folder))}
     apps = cluster.deploy(
-        app_of("app.yaml", "tiny", "/tiny", model=model, engine={"kv_cache_memory_gb": 0.1}),
+        app_of("app.yaml", "tiny", "/tiny", model=model, engine=engine),
         app_of(
             "openai.yaml",
             "narrow",
             "/narrow",
             model=long,
-            engine={"kv_cache_memory_gb": 0.1, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+            engine={**engine, "max_num_seqs": 8, "max_num_batched_tokens": 16},
+            tokenizer={"batch_wait_timeout_s": BATCH_WAIT_SECONDS},
             admission={"batch_wait_timeout_s": BATCH_WAIT_SECONDS},
         ),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -34,12 +36,20 @@ class RawClient:
         self.received += data
         return bool(data)
 
-    def wait_for_events(self, count: int) -> None:
-        while self.num_events < count:
-            assert self.receive(), "the server closed the connection"
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def leave(self, how: Leave) -> None:
         """Close the connection, or make the kernel reset it."""
         if how == "reset":
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
+
+
+def wait_for_streams(clients: Sequence[RawClient], num_streams: int, num_events: int) -> None:
+    """Until that many of the clients, whichever they are, have that many events."""
+    while sum(client.num_events >= num_events for client in clients) < num_streams:
+        readable, _, _ = select.select(clients, [], [], 30)
+        assert readable, "no stream goes on"
+        for client in readable:
+            assert client.receive(), "the server closed the connection"

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,11 @@ class ServedApp:
     def post(self, route: str, body: Json) -> httpx.Response:
         return httpx.post(self.url + route, json=body, timeout=60)
 
+    def get(self, route: str) -> httpx.Response:
+        return httpx.get(self.url + route, timeout=30)
+
     def health(self) -> httpx.Response:
-        return httpx.get(f"{self.url}/health", timeout=30)
+        return self.get("/health")
 
     def engine_stats(self) -> EngineStats:
         """Of the app's only ModelReplica."""
@@ -97,7 +100,7 @@ class ServeCluster:
             _temp_dir=str(self._folder),
             _node_ip_address="127.0.0.1",
             _metrics_export_port=metrics_port,
-            _system_config={"metrics_report_interval_ms": 500},
+            _system_config={"metrics_report_interval_ms": 500, "worker_niceness": 0},
         )
         return self
 
@@ -140,9 +143,16 @@ class ServeCluster:
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample of Ray's metrics as Prometheus reads them, summed over what the labels leave open."""
+        return sum(self._samples(name, labels))
+
+    def has_metric(self, name: str, **labels: str) -> bool:
+        return any(True for _ in self._samples(name, labels))
+
+    def _samples(self, name: str, labels: dict[str, str]) -> Iterator[float]:
         families = text_string_to_metric_families(httpx.get(self._metrics_url, timeout=30).text)
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name == name and labels.items() <= sample.labels.items():
+                yield sample.value
 
     def _serve_deploy(self) -> None:
         config = {**read_config("app.yaml"), "http_options": self._http_options}
