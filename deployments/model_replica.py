@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from ray import serve
 
 from .batching import Sized, sized, total_tokens
 from .config import AdmissionConfig
 from .detokenizer import make_decode
-from .engine.attention import IMPLEMENTATION_NAME, register
 from .engine.config import EngineConfig, ModelConfig
-from .engine.engine import Engine, EngineStats
-from .engine.loader import describe, load_model, load_tokenizer
-from .engine.placement import resolve_device, resolve_dtype
 from .engine.request import Request, RequestRefused, StepOutput
 from .session import Session
 from .wire import GenerateRequest, TextChunk
+
+if TYPE_CHECKING:
+    from .engine.engine import EngineStats
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,15 +39,11 @@ class ModelReplica:
         await asyncio.to_thread(self._start_engine, model, engine)
 
     def _start_engine(self, model: ModelConfig, config: EngineConfig) -> None:
-        tokenizer = load_tokenizer(model)
+        from .engine.start import start_engine  # slow, and the builder needs only the class
+
+        self._engine, tokenizer = start_engine(model, config, self._publish)
         self._decode = make_decode(tokenizer)
-        device = resolve_device(config)
-        dtype = resolve_dtype(config, device)
-        register()
-        weights = load_model(model, dtype, device, IMPLEMENTATION_NAME)
-        self._engine = Engine(config, weights, describe(model, tokenizer), self._publish)
-        self._engine.start()
-        logger.info("serving %s on %s in %s", model.source, device, dtype)
+        logger.info("%s is ready: %s", model.source, self._engine.summary)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TextChunk]:
         """Text as it is generated; the last chunk has the finish reason."""

@@ -16,8 +16,7 @@ from .batching import Sized, sized, total_tokens
 from .config import TokenizerConfig
 from .detokenizer import make_decode
 from .engine.config import EngineConfig, ModelConfig
-from .engine.loader import describe, load_tokenizer
-from .engine.placement import resolve_max_model_len
+from .engine.model_info import resolve_max_model_len
 from .wire import Encoded, Prompt, ServedModel
 
 logger = logging.getLogger("ray.serve")
@@ -29,6 +28,8 @@ _CHARACTERS_PER_TOKEN = 4
 
 class Tokenizer:
     def __init__(self, model: ModelConfig, engine: EngineConfig, config: TokenizerConfig) -> None:
+        from .engine.loader import describe, load_tokenizer  # slow, and the builder needs only the class
+
         self._tokenizer = load_tokenizer(model)
         self._decode = make_decode(self._tokenizer)
         self._info = describe(model, self._tokenizer)

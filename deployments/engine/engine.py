@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from .config import EngineConfig
 from .kv_cache import BlockPool
-from .model_info import ModelInfo
-from .placement import resolve_max_model_len, resolve_num_threads
+from .model_info import ModelInfo, resolve_max_model_len
+from .placement import resolve_num_threads
 from .request import FinishReason, Request, RequestRefused, SamplingParams, ScheduledChunk, StepOutput
 from .runner import ModelRunner
 from .scheduler import Scheduler
@@ -63,6 +63,16 @@ class Engine:
         self._failures = 0
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def summary(self) -> str:
+        """For the person who starts it: where it runs and how much fits."""
+        device, dtype = self._runner.placement
+        tokens = self._pool.num_blocks * self._config.block_size
+        return (
+            f"{device}, {str(dtype).removeprefix('torch.')}, context of {self.max_model_len} tokens, "
+            f"KV cache of {tokens} tokens, at most {self._config.max_num_seqs} requests at once"
+        )
 
     def start(self) -> None:
         """Start the thread; returns when it is warm, or raises what stopped it."""

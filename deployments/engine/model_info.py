@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import GenerateConfig
+from .config import EngineConfig, GenerateConfig
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,12 @@ class ModelInfo:
     tokenizer_size: int
     created: int  # unix seconds
     generation: GenerateConfig
+
+
+def resolve_max_model_len(config: EngineConfig, model_maximum: int) -> int:
+    """Tokens of prompt and output together that one request may have."""
+    if config.max_model_len is not None and config.max_model_len > model_maximum:
+        raise ValueError(
+            f"engine.max_model_len is {config.max_model_len}, but the model's maximum is {model_maximum}"
+        )
+    return config.max_model_len or model_maximum

@@ -40,15 +40,6 @@ def resolve_num_threads(config: EngineConfig) -> int:
     return config.num_threads or len(available_cores())
 
 
-def resolve_max_model_len(config: EngineConfig, model_maximum: int) -> int:
-    """Tokens of prompt and output together that one request may have."""
-    if config.max_model_len is not None and config.max_model_len > model_maximum:
-        raise ValueError(
-            f"engine.max_model_len is {config.max_model_len}, but the model's maximum is {model_maximum}"
-        )
-    return config.max_model_len or model_maximum
-
-
 def _npu_available() -> bool:
     try:
         import torch_npu  # noqa: F401  (registers torch.npu)

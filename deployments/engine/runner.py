@@ -31,6 +31,10 @@ class ModelRunner:
         self.num_blocks = _num_blocks(config, model)
         self._caches = _allocate(model, self.num_blocks, config.block_size)
 
+    @property
+    def placement(self) -> tuple[torch.device, torch.dtype]:
+        return self._model.device, self._model.dtype
+
     @torch.inference_mode()
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
         """Compute the chunks; returns a new token for each one that `samples`, in their order."""

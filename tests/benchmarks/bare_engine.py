@@ -14,23 +14,15 @@ from pathlib import Path
 import yaml
 
 from app.config import AppArgs
-from deployments.engine.attention import IMPLEMENTATION_NAME, register
-from deployments.engine.engine import Engine
-from deployments.engine.loader import describe, load_model, load_tokenizer
-from deployments.engine.placement import resolve_device, resolve_dtype
 from deployments.engine.request import SamplingParams, StepOutput
+from deployments.engine.start import start_engine
 from tests.benchmarks.load import chat_body
 
 
 class BareEngine:
     def __init__(self, args: AppArgs) -> None:
-        register()
-        self._tokenizer = load_tokenizer(args.model)
-        device = resolve_device(args.engine)
-        model = load_model(args.model, resolve_dtype(args.engine, device), device, IMPLEMENTATION_NAME)
         self._outputs: queue.Queue[Sequence[StepOutput]] = queue.Queue()
-        self._engine = Engine(args.engine, model, describe(args.model, self._tokenizer), self._outputs.put)
-        self._engine.start()
+        self._engine, self._tokenizer = start_engine(args.model, args.engine, self._outputs.put)
         self._number = 0
 
     def tokens_per_second(self, concurrency: int, rounds: int, num_tokens: int) -> float:

@@ -23,7 +23,10 @@ CANNOT_SERVE: dict[str, Json] = {
 @pytest.fixture(scope="module")
 def cannot_serve(cluster: ServeCluster) -> Iterator[None]:
     """Apps that never serve, declared together, since Serve takes its time to give up each of them."""
-    cluster.declare(*(app_of("app.yaml", name, f"/{name}", **args) for name, args in CANNOT_SERVE.items()))
+    # Serve waits so long for an end of a replica that never began.
+    at_once = {"deployments": [{"name": "ModelReplica", "graceful_shutdown_timeout_s": 0.1}]}
+    apps = [app_of("app.yaml", name, f"/{name}", **args) | at_once for name, args in CANNOT_SERVE.items()]
+    cluster.declare(*apps)
     yield
     cluster.delete(*CANNOT_SERVE)
     wait_until(lambda: not any(map(cluster.details, CANNOT_SERVE)), 60)
