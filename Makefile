@@ -3,6 +3,8 @@ PYTHON ?= python3
 CONFIG ?= serve_configs/app.yaml
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED ?= 0
+# Ray starts workers at nice 15; on one machine they would wait for every client that runs beside them.
+export RAY_worker_niceness ?= 0
 
 .PHONY: serve test lint format clean
 
