@@ -17,8 +17,8 @@ from ray.serve.schema import ServeDeploySchema
 from app.config import AppArgs
 from app.dialects import DialectName
 from deployments.engine.config import GenerateConfig
+from tests.cluster.serve_cluster import REPOSITORY, read_config
 
-REPOSITORY = Path(__file__).parents[1]
 CONFIGS: dict[str, DialectName] = {
     "app.yaml": "pypto-serving",
     "minisgl.yaml": "mini-sglang",
@@ -27,13 +27,8 @@ CONFIGS: dict[str, DialectName] = {
 NO_DEFAULT = {"model.source", "model.sha256"}
 
 
-def read(path: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((REPOSITORY / path).read_text())
-    return content
-
-
 def args_of(config: str) -> dict[str, Any]:
-    (app,) = read(f"serve_configs/{config}")["applications"]
+    (app,) = read_config(config)["applications"]
     args: dict[str, Any] = app["args"]
     return args
 
@@ -66,7 +61,7 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize(("config", "dialect"), CONFIGS.items())
 def test_configs_are_what_serve_and_the_builder_accept(config: str, dialect: DialectName) -> None:
-    ServeDeploySchema.model_validate(read(f"serve_configs/{config}"))
+    ServeDeploySchema.model_validate(read_config(config))
     assert AppArgs.model_validate(args_of(config)).api.dialect == dialect
 
 
@@ -93,7 +88,7 @@ def test_configs_serve_the_same_model(config: str) -> None:
 
 def test_the_cluster_template_fits_rays_schema() -> None:
     schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
-    jsonschema.validate(read("cluster.yaml"), schema)
+    jsonschema.validate(yaml.safe_load((REPOSITORY / "cluster.yaml").read_text()), schema)
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,10 @@ class Engine:
     def summary(self) -> str:
         """For the person who starts it: where it runs and how much fits."""
         device, dtype = self._runner.placement
-        tokens = self._pool.num_blocks * self._config.block_size
         return (
             f"{device}, {str(dtype).removeprefix('torch.')}, context of {self.max_model_len} tokens, "
-            f"KV cache of {tokens} tokens, at most {self._config.max_num_seqs} requests at once"
+            f"KV cache of {self._pool.num_tokens} tokens, "
+            f"at most {self._config.max_num_seqs} requests at once"
         )
 
     def start(self) -> None:
@@ -245,9 +245,9 @@ class Engine:
         return StepOutput(request.request_id, tokens, reason, request.num_cached, error)
 
     def _check_capacity(self) -> None:
-        capacity = self._runner.num_blocks * self._config.block_size
-        if capacity < self.max_model_len:
+        if self._pool.num_tokens < self.max_model_len:
             raise ValueError(
-                f"the KV cache holds {capacity} tokens, but one request may have {self.max_model_len}: "
+                f"the KV cache holds {self._pool.num_tokens} tokens, "
+                f"but one request may have {self.max_model_len}: "
                 "raise engine.kv_cache_memory_gb or lower engine.max_model_len"
             )

@@ -34,6 +34,11 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens all blocks together hold."""
+        return self.num_blocks * self.block_size
+
+    @property
     def num_available(self) -> int:
         return len(self._free) + len(self._cached)
 

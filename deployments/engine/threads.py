@@ -46,7 +46,7 @@ def _name_team(name: str) -> list[int]:
     torch.ones(_PARALLEL_SIZE).add_(1)
     team = [threading.get_native_id()]
     for task in _TASKS.iterdir():
-        with suppress(FileNotFoundError):  # it may end at any time
+        with suppress(FileNotFoundError, ProcessLookupError):  # it may end before or while it is read
             if int(task.name) not in team and (task / "comm").read_text().strip() == name:
                 team.append(int(task.name))
     return team

@@ -94,9 +94,11 @@ async def run_stream(session: aiohttp.ClientSession, url: str, body: dict[str, o
     return times
 
 
-async def run(url: str, model: str, concurrency: int, rounds: int, num_tokens: int, seed: int = 0) -> Result:
+async def run(
+    url: str, model: str, concurrency: int, rounds: int, num_tokens: int, first_number: int = 0
+) -> Result:
     """`concurrency` streams at once, `rounds` times one after another."""
-    numbers = itertools.count(seed)
+    numbers = itertools.count(first_number)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(3600)) as session:
         bar = tqdm(total=concurrency * rounds, desc=f"{concurrency} streams", leave=False, disable=None)
@@ -120,9 +122,9 @@ async def measure(
     url: str, model: str, concurrencies: list[int], rounds: int, num_tokens: int
 ) -> list[Result]:
     """After a warm-up round, each concurrency in turn."""
-    await run(url, model, max(concurrencies), 1, 8, seed=1_000_000)
-    seeds = itertools.count(0, 100_000)
-    return [await run(url, model, c, rounds, num_tokens, next(seeds)) for c in concurrencies]
+    await run(url, model, max(concurrencies), 1, 8, first_number=1_000_000)
+    first_numbers = itertools.count(0, 100_000)
+    return [await run(url, model, c, rounds, num_tokens, next(first_numbers)) for c in concurrencies]
 
 
 def main() -> None:

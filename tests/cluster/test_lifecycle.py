@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.cluster.raw_client import RawClient, wait_for_streams
@@ -50,9 +49,9 @@ def test_what_stops_the_start_is_named(cluster: ServeCluster, name: str, words: 
 
 @pytest.mark.usefixtures("cannot_serve")
 def test_health_is_503_until_every_kind_of_replica_is_there(cluster: ServeCluster, tiny: ServedApp) -> None:
-    url = tiny.url.replace("/tiny", "/no-resource")
-    wait_until(lambda: httpx.get(f"{url}/health", timeout=30).status_code != 404, 120)
-    response = httpx.get(f"{url}/health", timeout=30)
+    pending = ServedApp("no-resource", tiny.url.replace("/tiny", "/no-resource"))
+    wait_until(lambda: pending.health().status_code != 404, 120)
+    response = pending.health()
     assert (response.status_code, response.json()) == (503, {"status": "not_ready"})
     assert tiny.health().json() == {"status": "ok"}
 

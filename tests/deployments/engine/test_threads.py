@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,12 @@ def in_a_thread(work: Callable[[], None]) -> None:
 def affinities_of_the_team() -> list[set[int]]:
     me = Path(f"/proc/self/task/{threading.get_native_id()}")
     name = (me / "comm").read_text()
-    tasks = [task for task in me.parent.iterdir() if (task / "comm").read_text() == name]
-    return [os.sched_getaffinity(int(task.name)) for task in tasks]
+    found = []
+    for task in me.parent.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # another thread that ends meanwhile
+            if (task / "comm").read_text() == name:
+                found.append(os.sched_getaffinity(int(task.name)))
+    return found
 
 
 def test_each_thread_has_a_core_of_its_own() -> None:
