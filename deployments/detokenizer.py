@@ -44,7 +44,7 @@ class Detokenizer:
     def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
         self._decode = decode
         context, pending = _whole_characters(decode, prompt_ids[-_CONTEXT_TOKENS:])
-        self._start_window(context)
+        self._start_window(context, self._decode(list(context)))
         self._window.extend(pending)
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -54,7 +54,7 @@ class Detokenizer:
             text = self._decode(window)
             if _REPLACEMENT not in text and text.startswith(self._sent):
                 new = text[len(self._sent) :]
-                self._start_window(window[self._num_context :])
+                self._move_on(window[self._num_context :])
                 return new
         return "".join([self._push_one(token) for token in token_ids])
 
@@ -72,14 +72,20 @@ class Detokenizer:
         else:
             return ""  # some decoders show a whole run of bytes as broken until its last character is there
         if complete:
-            self._start_window(pending or self._window)
+            self._move_on(pending)
         return new
 
-    def _start_window(self, context: Sequence[int]) -> None:
-        """Begin anew behind tokens that are sent: they are context enough for the next."""
+    def _move_on(self, tokens: list[int]) -> None:
+        """Begin anew behind tokens that are sent: they are context enough for the next, if they show at all."""
+        if text := self._decode(tokens):
+            self._start_window(tokens, text)
+        else:  # special tokens; behind them alone the next would be decoded like a text's first
+            del self._window[self._num_context :]
+
+    def _start_window(self, context: Sequence[int], text: str) -> None:
         self._window = list(context)
         self._num_context = len(self._window)
-        self._sent = _without_partial_character(self._decode(self._window))
+        self._sent = _without_partial_character(text)
 
 
 def _whole_characters(decode: Decode, tail: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

@@ -113,6 +113,21 @@ def test_garbage_never_raises_and_does_not_depend_on_the_chunks(
 
 
 @examples
+@given(text=valid_text, places=st.lists(st.integers(0, 200), min_size=1, max_size=4), sizes=chunk_sizes)
+@example(text="a b", places=[1], sizes=[])
+def test_special_tokens_between_leave_the_text_as_it_is(
+    tokenizer: PreTrainedTokenizerFast, text: str, places: list[int], sizes: list[int]
+) -> None:
+    decode = make_decode(tokenizer)
+    ids = encode(tokenizer, text)
+    mixed = list(ids)
+    for place in places:
+        mixed[place % (len(mixed) + 1) : 0] = [tokenizer.all_special_ids[0]]
+    assert "".join(push_all(decode, [], [[token] for token in mixed])) == decode(ids)
+    assert "".join(push_all(decode, [], cut(mixed, sizes))) == decode(ids)
+
+
+@examples
 @given(text=valid_text, num_cut=st.integers(1, 3))
 @example(text="é中", num_cut=1)
 def test_a_character_that_the_end_cuts_off_is_left_out(
