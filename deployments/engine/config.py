@@ -75,7 +75,14 @@ class EngineConfig(Settings):
         "auto", description="auto: bfloat16 where the device computes in it natively, else float32"
     )
     attention_backend: Literal["auto", "reference", "sdpa", "varlen"] = Field(
-        "auto", description="auto: varlen on cuda in 16-bit types, else sdpa, which runs on every device"
+        "auto",
+        description="auto: our kernel on cpu, varlen on cuda in 16-bit types, else sdpa, which runs everywhere",
+    )
+    compile: Literal["auto", "off"] = Field(
+        "auto", description="auto: our kernels and a compiled model, on cpu where there is a C++ compiler"
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: weights in 8 bits, one scale for each output; needs compile: auto on cpu"
     )
     max_model_len: int | None = Field(
         None, gt=1, description="prompt and output together; default: the model's maximum"

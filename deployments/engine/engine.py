@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from .config import EngineConfig
+from .forward import Forward
 from .kv_cache import BlockPool
 from .model_info import ModelInfo, resolve_max_model_len
 from .placement import resolve_num_threads
@@ -44,13 +45,18 @@ class EngineStats:
 
 class Engine:
     def __init__(
-        self, config: EngineConfig, model: PreTrainedModel, info: ModelInfo, publish: Publish
+        self,
+        config: EngineConfig,
+        model: PreTrainedModel,
+        info: ModelInfo,
+        forward: Forward,
+        publish: Publish,
     ) -> None:
         self.max_model_len = resolve_max_model_len(config, info.max_position_embeddings)
         self._config = config
         self._info = info
         self._publish = publish
-        self._runner = ModelRunner(config, model, info.eos_token_ids)
+        self._runner = ModelRunner(config, model, info.eos_token_ids, forward)
         self._pool = BlockPool(self._runner.num_blocks, config.block_size, config.enable_prefix_caching)
         self._check_capacity()
         self._scheduler = Scheduler(config, self._pool)

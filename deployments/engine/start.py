@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+import logging
+from pathlib import Path
 
-from .attention import IMPLEMENTATION_NAME, register
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .attention import IMPLEMENTATION_NAME, create_backend, native, register
+from .compiled import compile_forward
 from .config import EngineConfig, ModelConfig
 from .engine import Engine, Publish
+from .forward import Forward, NativeForward, TorchForward
+from .kernels import KernelsUnavailableError, load_kernels
 from .loader import describe, load_model, load_tokenizer
-from .placement import resolve_device, resolve_dtype
+from .model_cache import cache_folder
+from .model_shape import cache_shape, check_supported
+from .packed_linear import pack_linears
+from .placement import resolve_backend, resolve_device, resolve_dtype
+
+logger = logging.getLogger(__name__)
 
 
 def start_engine(
@@ -20,6 +31,52 @@ def start_engine(
     dtype = resolve_dtype(config, device)
     register()
     weights = load_model(model, dtype, device, IMPLEMENTATION_NAME)
-    engine = Engine(config, weights, describe(model, tokenizer), publish)
+    check_supported(weights)
+    forward = create_forward(weights, config, cache_folder(model.cache_dir))
+    engine = Engine(config, weights, describe(model, tokenizer), forward, publish)
     engine.start()
     return engine, tokenizer
+
+
+def create_forward(model: PreTrainedModel, config: EngineConfig, cache: Path) -> Forward:
+    """The fastest forward pass that the configuration allows and this machine can build."""
+    reason = _no_kernels_because(model, config, cache)
+    if reason is None:
+        return _native_forward(model, config, cache)
+    if config.quantization != "none":
+        raise ValueError(f"engine.quantization is {config.quantization}, but {reason}")
+    if config.compile == "auto" and model.device.type == "cpu":
+        logger.warning("running without compilation: %s", reason)
+    backend = resolve_backend(config, model.device, model.dtype)
+    return TorchForward(model, create_backend(backend, model.device, model.dtype))
+
+
+def _no_kernels_because(model: PreTrainedModel, config: EngineConfig, cache: Path) -> str | None:
+    """Why our CPU kernels cannot be used, or None once they are loaded."""
+    if config.compile == "off":
+        return "engine.compile is off"
+    if config.attention_backend != "auto":
+        return f"engine.attention_backend is {config.attention_backend}"
+    if model.device.type != "cpu":
+        return f"the kernels are for cpu, not {model.device.type}"
+    *_, head_dim = cache_shape(model)
+    if not native.supports(model.dtype, head_dim, config.block_size):
+        return (
+            f"the kernels need float32 or bfloat16, heads and blocks of a multiple of 16, not {model.dtype}, "
+            f"heads of {head_dim} and engine.block_size {config.block_size}"
+        )
+    try:
+        load_kernels(cache)
+    except KernelsUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _native_forward(model: PreTrainedModel, config: EngineConfig, cache: Path) -> Forward:
+    pack_linears(model, int8=config.quantization == "int8")
+    try:
+        return compile_forward(model, config.block_size, cache)
+    except Exception as error:  # whatever a model does that export or Inductor cannot follow
+        lines = str(error).splitlines() or [""]
+        logger.warning("the model runs without compilation: %s: %s", type(error).__name__, lines[0])
+        return NativeForward(model)

@@ -1,13 +1,13 @@
 """Paged attention behind transformers' AttentionInterface; one module for each backend."""
 
-from .backend import AttentionBackend, AttentionContext, KVTensors, create_backend
+from .backend import AttentionBackend, AttentionContext, PlannedContext, create_backend
 from .interface import IMPLEMENTATION_NAME, register
 
 __all__ = [
     "IMPLEMENTATION_NAME",
     "AttentionBackend",
     "AttentionContext",
-    "KVTensors",
+    "PlannedContext",
     "create_backend",
     "register",
 ]

@@ -49,13 +49,40 @@ class AttentionBackend(Protocol):
     def plan(self, batch: PackedBatch) -> AttentionPlan: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionContext:
+class AttentionContext(Protocol):
     """Travels through the model's keyword arguments to every attention layer of one forward."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Write [T, G, D] keys and values to a layer's cache, then attend with [T, H, D] queries."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedContext:
+    """The context of every backend that leaves the writing to torch."""
 
     plan: AttentionPlan
     slots: torch.Tensor
-    caches: list[KVTensors]
+    cache: torch.Tensor
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        tensors = KVTensors(self.cache[layer, 0], self.cache[layer, 1])
+        tensors.write(self.slots, key, value)
+        return self.plan.attend(query, tensors, params)
 
 
 _MODULES = {"reference": ".reference", "sdpa": ".sdpa", "varlen": ".varlen"}

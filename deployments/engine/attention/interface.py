@@ -33,10 +33,10 @@ def paged_attention(
     """
     if s_aux is not None:
         raise NotImplementedError("attention sinks are not supported")
-    cache = attention_context.caches[module.layer_idx]  # type: ignore[index]
-    cache.write(attention_context.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    layer: int = module.layer_idx  # type: ignore[assignment]
     params = AttentionParams(scaling, sliding_window, softcap)
-    output = attention_context.plan.attend(query[0].transpose(0, 1), cache, params)
+    new_key, new_value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    output = attention_context.attend(layer, query[0].transpose(0, 1), new_key, new_value, params)
     return output.unsqueeze(0), None
 
 
