@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from .allocator import keep_freed_memory
 from .config import EngineConfig
 from .forward import Forward
 from .kv_cache import BlockPool
@@ -201,6 +202,7 @@ class Engine:
 
     def _prepare(self) -> None:
         use_threads(resolve_num_threads(self._config))
+        keep_freed_memory()
         if self._config.warmup:
             self._runner.warm_up(min(self._config.max_num_batched_tokens, self.max_model_len))
 

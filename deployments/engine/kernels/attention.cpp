@@ -152,12 +152,26 @@ struct Attention {
     return count;
   }
 
+  // Blocks lie anywhere, so that the processor does not guess the next one.
+  void prefetch(const T* cache, const int64_t* units, int64_t count) const {
+    const int64_t line = 64 / sizeof(T), size = kLanes * shape.head_dim;
+    for (int64_t unit = 0; unit < count; ++unit) {
+      for (int64_t i = 0; i < size; i += line) __builtin_prefetch(cache + units[unit] + i, 0, 2);
+    }
+  }
+
   void attend_tile(const WorkItem& item, int64_t first, int64_t end, int64_t rows, Scratch<T>& scratch) const {
     int64_t units[kUnitsPerTile];
     const int64_t count = find_units(item, first, end, units);
+    const bool memory_bound = rows <= kMaxRows;
+    if (memory_bound) prefetch(value_cache, units, count);
     for_row_tiles(rows, [&](int64_t first_row, auto size) {
       score<decltype(size)::value>(scratch, first_row, units, count);
     });
+    int64_t next[kUnitsPerTile];
+    if (memory_bound && end < item.end_key) {
+      prefetch(key_cache, next, find_units(item, end, std::min(item.end_key, end + kKeysPerTile), next));
+    }
     for (int64_t row = 0; row < rows; ++row) weigh(scratch, row, position_of(item, row), first, count);
     for_row_tiles(rows, [&](int64_t first_row, auto size) {
       add_values<decltype(size)::value>(scratch, first_row, units, end - first);
