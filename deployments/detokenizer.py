@@ -76,7 +76,7 @@ class Detokenizer:
         return new
 
     def _move_on(self, tokens: list[int]) -> None:
-        """Begin anew behind tokens that are sent: they are context enough for the next, if they show at all."""
+        """Begin anew behind tokens that are sent: they are context enough for the next, if they show."""
         if text := self._decode(tokens):
             self._start_window(tokens, text)
         else:  # special tokens; behind them alone the next would be decoded like a text's first

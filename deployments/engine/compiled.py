@@ -1,7 +1,7 @@
-"""The whole forward pass as one native library: exported by torch.export, compiled ahead of time by Inductor.
+"""The whole forward pass as one native library: torch.export, then Inductor ahead of time.
 
-One library serves every batch, since all sizes in it are symbols. It holds no weights, so that it is small, is
-kept in the cache, and loads in milliseconds at the next start.
+One library serves every batch, since all sizes in it are symbols. It holds no weights, so that it is
+small, is kept in the cache, and loads in milliseconds at the next start.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class EngineConfig(Settings):
     )
     attention_backend: Literal["auto", "reference", "sdpa", "varlen"] = Field(
         "auto",
-        description="auto: our kernel on cpu, varlen on cuda in 16-bit types, else sdpa, which runs everywhere",
+        description="auto: our kernel on cpu, varlen on cuda in 16-bit types, else sdpa",
     )
     compile: Literal["auto", "off"] = Field(
         "auto", description="auto: our kernels and a compiled model, on cpu where there is a C++ compiler"

@@ -42,7 +42,7 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_linears(model: PreTrainedModel, *, int8: bool) -> None:
-    """Replace every linear layer of the model; what an embedding shares with the head stays with the embedding."""
+    """Replace the model's linear layers; weights that the head shares stay with the embedding, too."""
     head = model.get_output_embeddings()
     for name, layer in list(model.named_modules()):
         if type(layer) is nn.Linear and layer.in_features % 2 == 0:

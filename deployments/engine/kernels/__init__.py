@@ -1,4 +1,4 @@
-"""CPU kernels of our own: products with packed weights, and paged attention. Built on the machine they run on."""
+"""CPU kernels of our own, built where they run: products with packed weights, and paged attention."""
 
 from .build import KernelsUnavailableError, is_loaded, load_kernels
 

@@ -43,7 +43,7 @@ def load_kernels(cache: Path) -> None:
     try:
         if not (folder / _LIBRARY).is_file():
             _build(compiler, folder, cache)
-        torch.ops.load_library(folder / _LIBRARY)
+        torch.ops.load_library(folder / _LIBRARY)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise KernelsUnavailableError(str(error)) from error
     _register_shapes()

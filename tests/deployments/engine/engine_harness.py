@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from deployments.engine import attention
+from deployments.engine.compiled import compile_forward
 from deployments.engine.config import EngineConfig, ModelConfig
 from deployments.engine.engine import Engine
+from deployments.engine.forward import Forward, NativeForward
+from deployments.engine.kernels import load_kernels
 from deployments.engine.loader import describe, load_model, load_tokenizer
+from deployments.engine.model_cache import cache_folder
 from deployments.engine.model_info import ModelInfo
+from deployments.engine.model_shape import cache_shape
+from deployments.engine.packed_linear import pack_linears
 from deployments.engine.request import FinishReason, Request, SamplingParams, StepOutput
-from deployments.engine.runner import _cache_shape
+from deployments.engine.start import create_forward
 from tests.tiny_models import Kind
 
 LoadTiny = Callable[[Kind, bool], "LoadedModel"]
@@ -33,6 +41,14 @@ class LoadedModel:
     paged: PreTrainedModel
     plain: PreTrainedModel
     info: ModelInfo
+
+    @cached_property
+    def packed(self) -> PreTrainedModel:
+        """A third copy, its linear layers packed for the CPU kernels."""
+        load_kernels(cache_folder(None))
+        model = copy.deepcopy(self.paged)
+        pack_linears(model, int8=False)
+        return model
 
     def generate(self, prompt: Sequence[int], num_tokens: int, eos: int | None = None) -> list[int]:
         """What transformers answers greedily, prompt not included."""
@@ -157,17 +173,44 @@ class Harness:
 
 def kv_memory_gb(model: PreTrainedModel, num_blocks: int, block_size: int) -> float:
     """The setting that gives an engine just so many blocks."""
-    layers, kv_heads, head_dim = _cache_shape(model)
+    layers, kv_heads, head_dim = cache_shape(model)
     block_bytes: int = 2 * layers * block_size * kv_heads * head_dim * model.dtype.itemsize
     return (num_blocks + 0.5) * block_bytes / 2**30
 
 
+ForwardKind = Literal["sdpa", "reference", "native", "compiled"]
+
+
+def block_size_of(kind: ForwardKind) -> int:
+    """The smallest that the kind of forward pass works with, but no smaller than 8."""
+    return 16 if kind in ("native", "compiled") else 8
+
+
+def build_forward(loaded: LoadedModel, kind: ForwardKind, block_size: int) -> Forward:
+    match kind:
+        case "native":
+            return NativeForward(loaded.packed)
+        case "compiled":
+            return compile_forward(loaded.packed, block_size, cache_folder(None))
+        case _:
+            config = EngineConfig(attention_backend=kind)
+            return create_forward(loaded.paged, config, cache_folder(None))
+
+
 def build_harness(
-    loaded: LoadedModel, *, num_blocks: int = 512, info: ModelInfo | None = None, **config: Any
+    loaded: LoadedModel,
+    *,
+    num_blocks: int = 512,
+    info: ModelInfo | None = None,
+    forward: ForwardKind = "sdpa",
+    **config: Any,
 ) -> Harness:
     """An engine that is not started: tests step it, or call `harness.engine.start()`."""
-    settings: dict[str, Any] = {"warmup": False, "block_size": 8, "num_threads": 1, **config}
+    defaults = {"warmup": False, "block_size": block_size_of(forward), "num_threads": 1}
+    settings: dict[str, Any] = {**defaults, **config}
     memory = kv_memory_gb(loaded.paged, num_blocks, settings["block_size"])
     outputs = Collector()
     engine_config = EngineConfig(kv_cache_memory_gb=memory, **settings)
-    return Harness(Engine(engine_config, loaded.paged, info or loaded.info, outputs), outputs)
+    computes = build_forward(loaded, forward, engine_config.block_size)
+    engine = Engine(engine_config, loaded.paged, info or loaded.info, computes, outputs)
+    return Harness(engine, outputs)

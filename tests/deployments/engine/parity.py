@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.engine.engine import EngineStats
-from tests.deployments.engine.engine_harness import Harness, LoadedModel, build_harness
+from tests.deployments.engine.engine_harness import (
+    ForwardKind,
+    Harness,
+    LoadedModel,
+    block_size_of,
+    build_harness,
+)
 from tests.tiny_models import Kind
 
 MakeCase = Callable[[Kind, bool], "ParityCase"]
 
 _LONGEST_PROMPT = 150
 _MOST_TOKENS = 16
-BLOCK_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ def make_parity_case(loaded: LoadedModel, prompts: list[list[int]], num_tokens: 
 def random_case(loaded: LoadedModel, num_prompts: int) -> ParityCase:
     """Prompts of 1 to 150 random tokens, the shortest and the longest included."""
     rng = random.Random(0)
-    lengths = [1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, _LONGEST_PROMPT]
+    lengths = [1, 2, 8, 9, _LONGEST_PROMPT]
     lengths += [rng.randint(1, _LONGEST_PROMPT) for _ in range(num_prompts - len(lengths))]
     prompts = [[rng.randrange(loaded.info.vocab_size) for _ in range(length)] for length in lengths]
     return make_parity_case(loaded, prompts, [rng.randint(1, _MOST_TOKENS) for _ in prompts])
@@ -125,15 +130,11 @@ SETTINGS = {
 }
 
 
-def assert_parity(case: ParityCase, setting: Setting, backend: str) -> None:
+def assert_parity(case: ParityCase, setting: Setting, forward: ForwardKind) -> None:
     longest = case.longest + 50  # the strangers
-    needed = -(-longest // BLOCK_SIZE)
-    config: dict[str, Any] = {
-        "block_size": BLOCK_SIZE,
-        "attention_backend": backend,
-        "max_model_len": longest,
-    }
-    config |= setting.config
-    harness = build_harness(case.loaded, num_blocks=needed + 2 if setting.scarce else 1024, **config)
+    block_size = block_size_of(forward)
+    num_blocks = -(-longest // block_size) + 2 if setting.scarce else 1024
+    config: dict[str, Any] = {"block_size": block_size, "max_model_len": longest, **setting.config}
+    harness = build_harness(case.loaded, num_blocks=num_blocks, forward=forward, **config)
     setting.run(harness, case)
     assert setting.happened(harness.engine.stats())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -10,20 +11,26 @@ import torch
 from deployments.engine.batch import PackedBatch
 from deployments.engine.config import ModelConfig
 from deployments.engine.request import FinishReason
-from tests.deployments.engine.engine_harness import LoadedModel, LoadTiny, build_harness, load_twice
+from tests.deployments.engine.engine_harness import (
+    ForwardKind,
+    LoadedModel,
+    LoadTiny,
+    build_harness,
+    load_twice,
+)
 from tests.deployments.engine.parity import SETTINGS, MakeCase, ParityCase, assert_parity
 from tests.tiny_models import KINDS, Kind, build_model
 
 _MODELS: list[tuple[Kind, bool]] = [*((kind, False) for kind in KINDS), ("llama", True), ("gemma3", True)]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("forward", get_args(ForwardKind))
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("kind", "tied"), _MODELS, ids=[f"{k}-tied" if t else k for k, t in _MODELS])
 def test_tokens_equal_generate(
-    make_case: MakeCase, kind: Kind, tied: bool, setting: str, backend: str
+    make_case: MakeCase, kind: Kind, tied: bool, setting: str, forward: ForwardKind
 ) -> None:
-    assert_parity(make_case(kind, tied), SETTINGS[setting], backend)
+    assert_parity(make_case(kind, tied), SETTINGS[setting], forward)
 
 
 def test_prompts_differ_enough_to_tell_answers_apart(llama_case: ParityCase) -> None:
@@ -78,28 +85,31 @@ def test_an_answer_ends_with_eos_where_generate_does(llama: LoadedModel, llama_c
     assert set(reasons) == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("forward", ["sdpa", "reference", "native"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_runs_and_is_finite(
-    tmp_path_factory: pytest.TempPathFactory, kind: Kind, backend: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: Kind,
+    forward: ForwardKind,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path_factory.mktemp("bfloat16")
     build_model(folder, kind)
     loaded = load_twice(ModelConfig(source=str(folder)), torch.bfloat16)
-    harness = build_harness(loaded, attention_backend=backend, max_prefill_chunk=16)
-    forward = harness.engine._runner._forward
+    harness = build_harness(loaded, forward=forward, max_prefill_chunk=16)
+    compute = harness.engine._runner._forward
     seen: list[torch.Tensor] = []
 
-    def spy(batch: PackedBatch) -> torch.Tensor:
-        seen.append(forward(batch).clone())
+    def spy(batch: PackedBatch, cache: torch.Tensor) -> torch.Tensor:
+        seen.append(compute(batch, cache).clone())
         return seen[-1]
 
     monkeypatch.setattr(harness.engine._runner, "_forward", spy)
     requests = [harness.request(f"r{n}", list(range(3, 3 + n)), max_tokens=5) for n in (1, 20, 50)]
     assert [len(answer) for answer in harness.answers(*requests)] == [5, 5, 5]
-    assert {logits.dtype for logits in seen} == {torch.bfloat16}
+    assert {logits.dtype for logits in seen} == {torch.float32 if forward == "native" else torch.bfloat16}
     assert all(logits.isfinite().all() for logits in seen)
-    assert harness.engine._runner._caches[0].key.dtype is torch.bfloat16
+    assert harness.engine._runner._cache.dtype is torch.bfloat16
 
 
 def test_gemma_logits_depend_on_the_sliding_window(load_tiny: LoadTiny) -> None:

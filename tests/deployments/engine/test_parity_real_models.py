@@ -6,7 +6,7 @@ import pytest
 
 from deployments.engine.config import ModelConfig
 from deployments.engine.loader import load_tokenizer
-from tests.deployments.engine.engine_harness import load_twice
+from tests.deployments.engine.engine_harness import ForwardKind, load_twice
 from tests.deployments.engine.parity import SETTINGS, ParityCase, assert_parity, make_parity_case
 
 pytestmark = pytest.mark.real_model
@@ -112,11 +112,13 @@ def test_there_are_fifty_different_prompts() -> None:
     assert len(set(_PROMPTS)) == 50
 
 
+@pytest.mark.parametrize("forward", ["sdpa", "compiled"])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_smollm2_equals_generate(smollm2: ParityCase, setting: str) -> None:
-    assert_parity(smollm2, SETTINGS[setting], "sdpa")
+def test_smollm2_equals_generate(smollm2: ParityCase, setting: str, forward: ForwardKind) -> None:
+    assert_parity(smollm2, SETTINGS[setting], forward)
 
 
+@pytest.mark.parametrize("forward", ["sdpa", "native"])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_gemma3_equals_generate(gemma3: ParityCase, setting: str) -> None:
-    assert_parity(gemma3, SETTINGS[setting], "sdpa")
+def test_gemma3_equals_generate(gemma3: ParityCase, setting: str, forward: ForwardKind) -> None:
+    assert_parity(gemma3, SETTINGS[setting], forward)
